@@ -1,0 +1,89 @@
+# inferscope. `make help` lists the targets; ARGS is passed on to what a target runs.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := torch==2.13.0
+SECONDS_A_RUN ?= 45
+CORE := $(wildcard inferscope/record/_core/*.c inferscope/record/_core/*.h)
+
+# Runs pytest on what a marker or a folder selects; that nothing was selected is a failure and is said.
+define selected
+@$(BIN)/python -m pytest $(1) $(ARGS) || { status=$$?; \
+  if [ $$status -eq 5 ]; then echo "make $@: no test was selected, so nothing was checked" >&2; fi; exit $$status; }
+endef
+
+.PHONY: help venv native demo demo-seeds test check format docs bench faults soak soak-capture test-backends test-integrations clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## create .venv with everything that tests and the demo need (PYTHON=python3.12 chooses the interpreter)
+
+# Keyed on what an installation depends on; the stamp is written last, so that a broken one is repeated.
+$(STAMP): pyproject.toml hatch_build.py $(CORE)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet "$(TORCH)"
+	@$(BIN)/python -m pip install --quiet --editable ".[grpc,demo]" --group dev
+	@$(BIN)/python hatch_build.py
+	@touch $@
+
+native: ## compile the C core in place and nothing else
+	@$(BIN)/python hatch_build.py
+
+demo: venv ## serve the demo under load until its objective breaks, and explain why
+	@$(BIN)/inferscope demo --seconds $(SECONDS_A_RUN) $(ARGS)
+
+demo-seeds: venv ## the demo with five seeds; fails when one of them fails
+	@for seed in 1 2 3 4 5; do echo "== seed $$seed"; $(BIN)/inferscope demo --seconds $(SECONDS_A_RUN) --seed $$seed $(ARGS); done
+
+test: venv ## every test but soak and planted faults; those marked gpu are skipped without an accelerator
+	$(call selected,-m "not soak and not faults")
+
+check: venv ## lint, format, types, layers, documentation
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory docs
+
+format: venv ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: venv ## links resolve, code in the README and docs compiles
+	$(call selected,tests/contracts/test_docs.py -q)
+
+bench: venv ## every benchmark, tables on the terminal and rows in build/bench (ARGS=--quick for the short form)
+	@shopt -s nullglob; scripts=(benchmarks/[a-z]*.py); mkdir -p build/bench; \
+	  if [ $${#scripts[@]} -eq 0 ]; then echo "make bench: there is no benchmark" >&2; exit 1; fi; failed=(); \
+	  for script in "$${scripts[@]}"; do name=$$(basename "$$script" .py); echo "== $$name"; \
+	    $(BIN)/python "$$script" --json "build/bench/$$name.json" $(ARGS) || failed+=("$$name"); done; \
+	  if [ $${#failed[@]} -gt 0 ]; then echo "make bench: failed: $${failed[*]}" >&2; exit 1; fi
+
+faults: venv ## plant faults and check that each diagnosis names its own
+	$(call selected,-m faults)
+
+soak: venv ## the runs that take minutes
+	$(call selected,-m soak --timeout 0)
+
+soak-capture: venv ## of these, the ones about captures
+	$(call selected,-m soak -k capture --timeout 0)
+
+test-backends: venv ## device rooms, on the simulated accelerator and on a real one where there is one
+	$(call selected,tests/device)
+
+test-integrations: venv ## integrations with the libraries that are installed
+	$(call selected,tests/integrations)
+
+clean: ## remove what builds and tests leave; keeps .venv
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .core-*
+	@rm -f inferscope/record/_native.*.so
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
