@@ -1,0 +1,1 @@
+"""Measure a service from outside and compare two of its versions."""

@@ -1,0 +1,270 @@
+"""A plain HTTP/1.1 keep-alive client that sends each request at a given instant, as cheaply as asyncio can.
+
+It serves `inferscope.bench.load` and knows no plan, no statistics: instants in, instants out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["OpenLoopDriver", "ReplyParser", "drive"]
+
+_OPENED_BEFOREHAND: Final = 16
+_LEAD_NS: Final = 50_000_000
+
+
+class ReplyParser:
+    """Reads one HTTP/1.1 answer after another from the bytes of a connection; keeps no body."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._reset()
+        self.close_after = False
+        """Whether the server closes the connection after this answer."""
+
+    def _reset(self) -> None:
+        self._status = 0
+        self._left = -1  # body bytes still to come; -1: head not read; -2: until the connection closes
+        self._chunked = False
+
+    def feed(self, data: bytes) -> int | None:
+        """Takes bytes; returns the status when they complete the answer, else None.
+
+        Raises:
+            ValueError: not HTTP.
+        """
+        self._buffer += data
+        if self._left == -1 and not self._head():
+            return None
+        complete = self._chunks() if self._chunked else self._body()
+        return self._finish() if complete else None
+
+    def at_close(self) -> int | None:
+        """The status of an answer whose end is the end of the connection, else None."""
+        return self._finish() if self._left == -2 else None
+
+    def _finish(self) -> int:
+        status = self._status
+        self._reset()
+        return status
+
+    def _head(self) -> bool:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return False
+        lines = bytes(self._buffer[:end]).split(b"\r\n")
+        del self._buffer[: end + 4]
+        version, _, rest = lines[0].partition(b" ")
+        if not version.startswith(b"HTTP/1."):
+            raise ValueError(f"not an HTTP/1 answer: {lines[0][:40]!r}")
+        self._status = int(rest[:3])
+        if 100 <= self._status < 200:
+            return self._head()
+        headers = {name.strip().lower(): value.strip().lower() for name, _, value in (line.partition(b":") for line in lines[1:])}
+        self.close_after = headers.get(b"connection", b"") == b"close" or (version == b"HTTP/1.0" and b"connection" not in headers)
+        self._chunked = headers.get(b"transfer-encoding", b"") == b"chunked"
+        if self._chunked or self._status in {204, 304}:
+            self._left = 0
+        else:
+            self._left = int(headers.get(b"content-length", b"-2"))
+        return True
+
+    def _body(self) -> bool:
+        if self._left == -2:
+            self._buffer.clear()
+            return False
+        taken = min(self._left, len(self._buffer))
+        del self._buffer[:taken]
+        self._left -= taken
+        return self._left == 0
+
+    def _chunks(self) -> bool:
+        while True:
+            line_end = self._buffer.find(b"\r\n")
+            if line_end < 0:
+                return False
+            size = int(bytes(self._buffer[:line_end]).split(b";")[0], 16)
+            whole = line_end + 2 + size + 2
+            if len(self._buffer) < whole:
+                return False
+            del self._buffer[:whole]
+            if size == 0:
+                return True
+
+
+class _Connection(asyncio.Protocol):
+    """One keep-alive connection with at most one request under way."""
+
+    def __init__(self, driver: OpenLoopDriver) -> None:
+        self._driver = driver
+        self._parser = ReplyParser()
+        self._transport: asyncio.WriteTransport | None = None
+        self.request: int | None = None
+        """Index of the request under way."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keeps the transport (asyncio calls this)."""
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def send(self, index: int, payload: bytes) -> None:
+        """Writes a request."""
+        assert self._transport is not None  # noqa: S101  connected before it is handed out
+        self.request = index
+        self._driver.sent_ns[index] = time.perf_counter_ns()
+        self._transport.write(payload)
+
+    def data_received(self, data: bytes) -> None:
+        """Reads an answer (asyncio calls this)."""
+        now = time.perf_counter_ns()
+        try:
+            status = self._parser.feed(data)
+        except ValueError:
+            self.close()
+            return
+        if status is not None:
+            index, self.request = self.request, None
+            self._driver.answered(index, status, now)
+            if self._parser.close_after:
+                self.close()
+            else:
+                self._driver.idle_again(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Settles what was under way (asyncio calls this)."""
+        index, self.request = self.request, None
+        status = self._parser.at_close() if exc is None else None
+        self._driver.lost(self, index, status or 0, time.perf_counter_ns())
+
+    def close(self) -> None:
+        """Closes it."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+class OpenLoopDriver:
+    """Sends each request at its time; connections are reused last in, first out, so that few stay warm.
+
+    Args:
+        host: where to connect.
+        port: where to connect.
+        payloads: whole requests, one for each arrival, head and body.
+        offsets_ns: when each is due, from the start, ascending.
+        connections: how many may be open at once.
+        drain_s: how long to wait for answers after the last arrival.
+
+    After `run`, `intended_ns`, `launched_ns`, `sent_ns`, `done_ns` and `status` hold one number for each arrival; 0 = never happened.
+    """
+
+    def __init__(
+        self, host: str, port: int, payloads: Sequence[bytes], offsets_ns: Sequence[int], *, connections: int, drain_s: float
+    ) -> None:
+        self._host, self._port, self._payloads, self._offsets = host, port, payloads, offsets_ns
+        self._limit, self._drain_s = connections, drain_s
+        self._idle: list[_Connection] = []
+        self._open = 0
+        self._waiting: deque[int] = deque()
+        self._next = 0
+        self._unsettled = len(offsets_ns)
+        self._opening: set[asyncio.Task[None]] = set()
+        self.intended_ns = [0] * len(offsets_ns)
+        self.launched_ns = [0] * len(offsets_ns)
+        self.sent_ns = [0] * len(offsets_ns)
+        self.done_ns = [0] * len(offsets_ns)
+        self.status = [0] * len(offsets_ns)
+
+    async def run(self) -> None:
+        """Runs the schedule and waits for the last answers."""
+        self._loop = asyncio.get_running_loop()
+        self._settled = asyncio.Event()
+        await asyncio.gather(*(self._connect() for _ in range(min(_OPENED_BEFOREHAND, self._limit))))
+        start = time.perf_counter_ns() + _LEAD_NS
+        self.intended_ns = [start + offset for offset in self._offsets]
+        self._pump()
+        if self._unsettled:
+            limit_s = (self.intended_ns[-1] - time.perf_counter_ns()) / 1e9 + self._drain_s
+            await asyncio.wait([self._loop.create_task(self._settled.wait())], timeout=limit_s)
+        self._waiting.clear()
+        for connection in self._idle:
+            connection.close()
+        await asyncio.sleep(0)
+
+    def _pump(self) -> None:
+        """Launches what is due and sets the timer for the next."""
+        while self._next < len(self.intended_ns):
+            now = time.perf_counter_ns()
+            wait_ns = self.intended_ns[self._next] - now
+            if wait_ns > 0:
+                self._loop.call_later(wait_ns / 1e9, self._pump)
+                return
+            index = self._next
+            self._next += 1
+            self.launched_ns[index] = now
+            if self._idle:
+                self._idle.pop().send(index, self._payloads[index])
+            else:
+                self._waiting.append(index)
+                self._grow()
+
+    def _grow(self) -> None:
+        if self._open + len(self._opening) < self._limit:
+            task = self._loop.create_task(self._connect())
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _connect(self) -> None:
+        try:
+            _, connection = await self._loop.create_connection(lambda: _Connection(self), self._host, self._port)
+        except OSError:
+            if self._waiting:
+                self.answered(self._waiting.popleft(), 0, 0)
+            return
+        self._open += 1
+        self.idle_again(connection)
+
+    def idle_again(self, connection: _Connection) -> None:
+        """Gives a free connection to the longest waiting request."""
+        if self._waiting:
+            index = self._waiting.popleft()
+            connection.send(index, self._payloads[index])
+        else:
+            self._idle.append(connection)
+
+    def answered(self, index: int | None, status: int, now: int) -> None:
+        """Notes the outcome of a request."""
+        if index is None:
+            return
+        self.status[index], self.done_ns[index] = status, now if status else 0
+        self._unsettled -= 1
+        if self._unsettled == 0:
+            self._settled.set()
+
+    def lost(self, connection: _Connection, index: int | None, status: int, now: int) -> None:
+        """Forgets a closed connection; its request, if any, failed."""
+        self._open -= 1
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self.answered(index, status, now)
+        if self._waiting:
+            self._grow()
+
+
+def drive(driver: OpenLoopDriver) -> None:
+    """Runs the driver in an event loop of its own, whose timers are exact to microseconds.
+
+    `select()` takes microseconds where epoll rounds a timer up to the next millisecond; it also limits file descriptors to 1024.
+    """
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    try:
+        loop.run_until_complete(driver.run())
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+    finally:
+        loop.close()
