@@ -1,0 +1,85 @@
+"""inferscope: why is the P99 of this inference service what it is, and what would change it?
+
+    import inferscope as scope
+
+    scope.configure(service="risk-scoring", slo=scope.SLO("score", p99_ms=20))
+    scope.instrument("torch", "copies", "asgi")
+
+Importing this package loads the recording core and nothing heavy: no torch, no OpenTelemetry, no NumPy. The rest is imported in
+`configure()`, before traffic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from inferscope.errors import InferscopeError
+from inferscope.record.core import default as _recorder
+
+if TYPE_CHECKING:
+    from inferscope.api import (
+        capture_now,
+        configure,
+        flush,
+        instrument,
+        ready,
+        shutdown,
+        snapshot,
+        status,
+        uninstrument,
+        watch,
+    )
+    from inferscope.capture.budget import CaptureBudget
+    from inferscope.detect.slo import SLO
+    from inferscope.types import Incident, Snapshot
+
+__version__ = "0.1.0"
+
+__all__ = [  # noqa: RUF022  (grouped by purpose)
+    "configure",
+    "shutdown",
+    "flush",
+    "status",
+    "ready",
+    "request",
+    "stage",
+    "lock",
+    "watch",
+    "attach",
+    "instrument",
+    "uninstrument",
+    "capture_now",
+    "snapshot",
+    "SLO",
+    "CaptureBudget",
+    "Snapshot",
+    "Incident",
+    "InferscopeError",
+]
+
+# The hot path is bound methods of the process's recorder: no lookup and no wrapper lies between a call and the core.
+request = _recorder.request
+stage = _recorder.stage
+lock = _recorder.lock
+attach = _recorder.attach
+
+_ELSEWHERE = {
+    "SLO": "inferscope.detect.slo",
+    "CaptureBudget": "inferscope.capture.budget",
+    "Snapshot": "inferscope.types",
+    "Incident": "inferscope.types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'inferscope' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "inferscope.api")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,1 @@
+"""Evidence from the interpreter and the kernel: GC pauses, scheduling, container limits."""

@@ -1,0 +1,221 @@
+"""The seam between the core and integrations with other people's libraries.
+
+An integration is a class with `name`, `target` (the root module it patches), `versions`, `patch(ledger)` and nothing else; entry-point group
+`inferscope.integrations` finds it. Patching happens when the target is imported, never by importing it: an application that does not use
+torch does not pay for it. `instrument` followed by `uninstrument` is the identity.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib.metadata
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from inferscope import guard
+from inferscope.errors import IntegrationUnavailableError
+from inferscope.patching import Ledger
+from inferscope.record import core
+from inferscope.slots import slots
+from inferscope.types import SpanFlag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["GROUP", "Integration", "Registry", "record_copy", "record_wait", "recorder", "registry"]
+
+GROUP: Final = "inferscope.integrations"
+_copies: dict[tuple[str, str | None], list[int]] = {}
+_COPY_SITES: Final = 64
+
+
+class Integration(abc.ABC):
+    """Base of every integration; subclasses set the class attributes and `patch`."""
+
+    name: ClassVar[str] = ""
+    target: ClassVar[str] = ""
+    """Root module whose import triggers `patch`; empty patches at once."""
+    distribution: ClassVar[str] = ""
+    """Distribution whose version is checked; empty skips the check."""
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0,), None)
+    """Oldest supported version and the first unsupported one (None: no upper end)."""
+
+    @abc.abstractmethod
+    def patch(self, ledger: Ledger) -> None:
+        """Replace what must be replaced, through the ledger."""
+
+    def unpatch(self) -> None:  # noqa: B027  (most integrations keep nothing outside the ledger)
+        """Undo what the ledger does not know of; default nothing."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    integration: Integration
+    ledger: Ledger = field(default_factory=Ledger)
+    state: str = "waiting"
+    reason: str = ""
+    hooked: bool = False
+
+
+class Registry:
+    """The integrations of this process and their states: `active`, `waiting`, `skipped` (with a reason)."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.RLock()
+
+    @staticmethod
+    def available() -> dict[str, importlib.metadata.EntryPoint]:
+        """Installed integrations by name."""
+        return {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+
+    def instrument(self, names: Iterable[str] = ()) -> dict[str, str]:
+        """Switch integrations on; no name means all that are installed.
+
+        Returns:
+            State by name, with the reason behind a skip.
+
+        Raises:
+            IntegrationUnavailableError: A name that no installed package offers.
+        """
+        points = self.available()
+        wanted = list(names)
+        for name in wanted:
+            if name not in points and name not in self._entries:
+                known = ", ".join(sorted(points)) or "none is installed"
+                raise IntegrationUnavailableError(f"there is no integration {name!r}; known: {known}")
+        with self._lock:
+            for name in wanted or sorted(points):
+                entry = self._entries.get(name)
+                if entry is None:
+                    entry = self._entries[name] = _Entry(points[name].load()())
+                self._activate(entry)
+        return self.states()
+
+    def add(self, integration: Integration) -> None:
+        """Switch on an integration object that no entry point announces."""
+        with self._lock:
+            entry = self._entries.setdefault(integration.name, _Entry(integration))
+            self._activate(entry)
+
+    def _activate(self, entry: _Entry) -> None:
+        if entry.state == "active":
+            return
+        target = entry.integration.target
+        if not target or target in sys.modules and not getattr(getattr(sys.modules[target], "__spec__", None), "_initializing", False):
+            self._patch(entry)
+            return
+        entry.state = "waiting"
+        if not entry.hooked:
+            entry.hooked = True
+            import wrapt
+
+            wrapt.register_post_import_hook(lambda _module, entry=entry: self._imported(entry), target)
+
+    def _imported(self, entry: _Entry) -> None:
+        with self._lock:
+            if entry.state == "waiting":
+                self._patch(entry)
+
+    def _patch(self, entry: _Entry) -> None:
+        reason = _unsupported(entry.integration)
+        if reason:
+            entry.state, entry.reason = "skipped", reason
+            return
+        with guard.guard(f"integration {entry.integration.name}") as contained:
+            entry.integration.patch(entry.ledger)
+        if contained.ok:
+            entry.state, entry.reason = "active", ""
+        else:
+            entry.ledger.undo()
+            entry.state, entry.reason = "skipped", "patching failed; see the log"
+
+    def uninstrument(self, names: Iterable[str] = ()) -> dict[str, str]:
+        """Undo integrations; no name means all."""
+        with self._lock:
+            for name in list(names) or list(self._entries):
+                entry = self._entries.get(name)
+                if entry is None:
+                    continue
+                with guard.guard(f"integration {name}"):
+                    entry.integration.unpatch()
+                stayed = entry.ledger.undo()
+                entry.state = "off"
+                entry.reason = f"{stayed} wrappers stay dormant under another library's" if stayed else ""
+        return self.states()
+
+    def states(self) -> dict[str, str]:
+        """State of each integration that was asked for."""
+        return {name: f"{e.state}: {e.reason}" if e.reason else e.state for name, e in self._entries.items()}
+
+
+def _unsupported(integration: Integration) -> str:
+    if not integration.distribution:
+        return ""
+    try:
+        text = importlib.metadata.version(integration.distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{integration.distribution} is not installed"
+    found = tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdigit())
+    low, high = integration.versions
+    if found < low or (high is not None and found >= high):
+        upper = f" and below {'.'.join(map(str, high))}" if high else ""
+        return f"{integration.distribution} {text} is not supported: needs {'.'.join(map(str, low))} or later{upper}"
+    return ""
+
+
+registry: Final = Registry()
+
+
+def recorder() -> Any:
+    """The recorder that the process's requests run through."""
+    return core.default
+
+
+def record_copy(
+    direction: str, nbytes: int, start_ns: int, end_ns: int, *, sync: bool, pageable: bool, site: str | None = None
+) -> None:
+    """Tell of one copy between host and device that blocked the calling thread from `start_ns` to `end_ns`.
+
+    Args:
+        direction: `h2d`, `d2h` or `d2d`.
+        nbytes: Bytes moved.
+        start_ns: When the call began, `time.perf_counter_ns`.
+        end_ns: When it returned.
+        sync: Whether the call waited for the copy.
+        pageable: Whether the host memory was not pinned.
+        site: `function (file:line)` of the caller, when known.
+    """
+    flags = (SpanFlag.SYNC if sync else 0) | (SpanFlag.PAGEABLE if pageable else 0)
+    core.default.interval("copy", direction, start_ns, end_ns, flags=flags, aux=nbytes)
+    key = (direction, site)
+    row = _copies.get(key)
+    if row is None:
+        row = _copies.setdefault(key if len(_copies) < _COPY_SITES else (direction, None), [0, 0, 0, 0, 0])
+    row[0] += 1
+    row[1] += nbytes
+    row[2] += end_ns - start_ns
+    row[3] += sync
+    row[4] += pageable
+    if slots.on_copy is not None:
+        slots.on_copy(direction, nbytes, start_ns, end_ns, flags, site)
+
+
+def copies() -> list[dict[str, Any]]:
+    """Copies by direction and call site: running totals, as the incident keeps them."""
+    return [
+        {"name": direction, "site": site, "count": n, "bytes": b, "wall_ns": w, "sync": s, "pageable": p}
+        for (direction, site), (n, b, w, s, p) in list(_copies.items())
+    ]
+
+
+def forget_copies() -> None:
+    """Start the copy totals afresh: in a forked child and in tests."""
+    _copies.clear()
+
+
+def record_wait(queue: str, start_ns: int, end_ns: int) -> None:
+    """Tell of time that the current request spent in a queue before its work went on."""
+    core.default.interval("queue", queue, start_ns, end_ns)

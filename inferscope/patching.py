@@ -1,0 +1,85 @@
+"""Reversible replacement of attributes on other people's classes and modules.
+
+A ledger remembers what stood in the owner's own `__dict__` (or that nothing did: `torch.Tensor.to` is inherited) and restores it only
+while our wrapper is still on top. When somebody patched over us the wrapper stays and goes dormant: it asks `Patch.active` first.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Ledger", "Patch"]
+
+_MISSING: Final = object()
+
+
+class Patch:
+    """One replaced attribute.
+
+    Attributes:
+        active: False once undone; a wrapper that could not be removed then calls the original and nothing else.
+    """
+
+    __slots__ = ("active", "name", "original", "owner", "stored", "wrapper")
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner = owner
+        self.name = name
+        self.stored: Any = vars(owner).get(name, _MISSING)
+        self.original: Any = getattr(owner, name)
+        self.wrapper: Any = None
+        self.active = True
+
+    def undo(self) -> bool:
+        """Restore the original if our wrapper is still in place; returns whether it was."""
+        self.active = False
+        if vars(self.owner).get(self.name, _MISSING) is not self.wrapper:
+            return False
+        if self.stored is _MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.stored)
+        return True
+
+
+class Ledger:
+    """The patches of one integration, undone in reverse order."""
+
+    def __init__(self) -> None:
+        self._patches: list[Patch] = []
+
+    def __len__(self) -> int:
+        """How many attributes are replaced."""
+        return len(self._patches)
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any, Patch], Callable[..., Any]]) -> bool:
+        """Replace `owner.name` by `make(original, patch)`.
+
+        Args:
+            owner: A class or module.
+            name: The attribute. One that does not exist is skipped, so that a renamed private function breaks nothing.
+            make: Builds the wrapper; it must be a plain function, so that classes bind it as a method.
+
+        Returns:
+            False when the attribute is missing or already ours.
+        """
+        if getattr(owner, name, None) is None or any(p.owner is owner and p.name == name for p in self._patches):
+            return False
+        patch = Patch(owner, name)
+        wrapper = make(patch.original, patch)
+        functools.update_wrapper(wrapper, patch.original, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=())
+        patch.wrapper = wrapper
+        setattr(owner, name, wrapper)
+        self._patches.append(patch)
+        return True
+
+    def undo(self) -> int:
+        """Undo everything; returns how many wrappers had to stay, dormant, because somebody patched over them."""
+        stayed = 0
+        while self._patches:
+            stayed += not self._patches.pop().undo()
+        return stayed

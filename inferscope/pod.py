@@ -1,0 +1,225 @@
+"""Several workers in one pod: who has which slot, who leads, and what they count together.
+
+A worker leases the lowest free slot by `flock`, so that a recycled worker gets its predecessor's slot and makes no new series. The pool is
+one small memory-mapped file: each worker writes its own running counts, the leader sums them, so that one detector sees the pod and one
+incident is open at a time. Everything here is advisory: without a state directory a process is alone, slot 0, leading itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+import socket
+import struct
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Announcement", "Pod", "Slot", "lease", "safe_name"]
+
+SLOT_LIMIT: Final = 128
+OBJECTIVE_LIMIT: Final = 8
+STALE_NS: Final = 10_000_000_000
+"""A worker whose counts are older than this is taken for gone."""
+_VERSION: Final = 1
+_HEADER: Final = struct.Struct("<qqqqq128s")  # version, sequence of announcements, state, onset, deadline, path of the incident
+_CELL: Final = struct.Struct("<" + "q" * (2 + 3 * OBJECTIVE_LIMIT))  # pid, heartbeat, then requests, violations, errors by objective
+_HEADER_SIZE: Final = 256
+_CELL_SIZE: Final = 256
+_INSTANCE_NAMESPACE: Final = uuid.UUID("6f2b5c2e-7d0e-5b1b-9d57-1c0f5e5a9c11")
+
+
+def safe_name(service: str) -> str:
+    """`service` as one path component."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", service).strip(".")[:80] or "service"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A leased place in the pod."""
+
+    index: int
+    directory: Path | None
+    """`STATE_DIR/<service>/<slot>`, owner-only; None without a state directory."""
+    instance_id: str
+    """`service.instance.id`: uuid5 of container, service and slot."""
+    descriptor: int
+    """The locked file; -1 when nothing is leased."""
+
+    def release(self) -> None:
+        """Give the slot back; in a forked child this closes the child's copy only."""
+        if self.descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.descriptor)
+
+
+def _container() -> str:
+    """What tells this container from its neighbours: the host name, which is the pod's name under Kubernetes."""
+    return socket.gethostname()
+
+
+def _instance_id(service: str, index: int) -> str:
+    return str(uuid.uuid5(_INSTANCE_NAMESPACE, f"{_container()}/{service}/{index}"))
+
+
+def lease(state_dir: Path | None, service: str) -> Slot:
+    """Lease the lowest free slot of `service`.
+
+    Raises:
+        OSError: The directory cannot be written, or all slots are taken.
+    """
+    if state_dir is None:
+        return Slot(0, None, _instance_id(service, 0), -1)
+    base = state_dir / safe_name(service)
+    locks = base / "slots"
+    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for index in range(SLOT_LIMIT):
+        descriptor = os.open(locks / f"{index}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            continue
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        directory = base / str(index)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        return Slot(index, directory, _instance_id(service, index), descriptor)
+    raise OSError(f"all {SLOT_LIMIT} slots of {service} are taken")
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What the leader tells the pod about the open incident."""
+
+    sequence: int
+    open: bool
+    onset_ns: int
+    until_ns: int
+    """Until when captures and evidence are wanted."""
+    directory: str
+    """The incident's directory."""
+
+
+class Pod:
+    """The pool of one service on one machine; every method is safe without a state directory."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self._leader = -1
+        self._map: mmap.mmap | None = None
+        self._base = slot.directory.parent if slot.directory is not None else None
+        self._own: list[tuple[int, int, int]] = []
+        self._seen: dict[tuple[int, int], tuple[int, ...]] | None = None
+        if self._base is not None:
+            self._map = _open_pool(self._base / "pool.bin")
+
+    def publish(self, now_ns: int, counts: list[tuple[int, int, int]]) -> None:
+        """Write this worker's running (requests, violations, errors) by objective."""
+        if self._map is None:
+            self._own = counts
+            return
+        flat = [value for triple in counts[:OBJECTIVE_LIMIT] for value in triple]
+        flat += [0] * (3 * OBJECTIVE_LIMIT - len(flat))
+        _CELL.pack_into(self._map, _HEADER_SIZE + self.slot.index * _CELL_SIZE, os.getpid(), now_ns, *flat)
+
+    def collect(self, now_ns: int, objectives: int) -> list[tuple[int, int, int]]:
+        """What all live workers counted since the last call, by objective."""
+        sums = [[0, 0, 0] for _ in range(objectives)]
+        live = self._live(now_ns)
+        # What was counted before this leader looked first is history; a worker that appears later counts from zero.
+        known = live if self._seen is None else self._seen
+        self._seen = {**known, **live}
+        for key, cell in live.items():
+            before = known.get(key, (0,) * len(cell))
+            for objective in range(min(objectives, OBJECTIVE_LIMIT)):
+                for part in range(3):
+                    position = 3 * objective + part
+                    sums[objective][part] += max(0, cell[position] - before[position])
+        return [(n, k, e) for n, k, e in sums]
+
+    def _live(self, now_ns: int) -> dict[tuple[int, int], tuple[int, ...]]:
+        if self._map is None:
+            own = [value for triple in self._own for value in triple]
+            return {(0, os.getpid()): tuple(own + [0] * (3 * OBJECTIVE_LIMIT - len(own)))}
+        live = {}
+        for index in range(SLOT_LIMIT):
+            pid, beat, *counts = _CELL.unpack_from(self._map, _HEADER_SIZE + index * _CELL_SIZE)
+            if pid and abs(now_ns - beat) < STALE_NS:
+                live[index, pid] = tuple(counts)
+        return live
+
+    def workers(self, now_ns: int) -> list[int]:
+        """Slots whose workers are alive."""
+        return [index for index, _ in self._live(now_ns)]
+
+    def leads(self) -> bool:
+        """Whether this worker runs the pod's detector; takes the lead when it is free."""
+        if self._base is None or self._leader >= 0:
+            return True
+        descriptor = os.open(self._base / "leader.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        self._leader = descriptor
+        if self._map is not None:
+            self.announce(open_=False, onset_ns=0, until_ns=0, directory="")
+        return True
+
+    def announce(self, *, open_: bool, onset_ns: int, until_ns: int, directory: str) -> None:
+        """Tell the other workers that an incident opened or closed."""
+        if self._map is None:
+            return
+        _, sequence, *_ = _HEADER.unpack_from(self._map, 0)
+        name = directory.encode()[-127:] if self._base is None else os.path.relpath(directory or ".", self._base).encode()[:127]
+        _HEADER.pack_into(self._map, 0, _VERSION, sequence + 1, int(open_), onset_ns, until_ns, name)
+
+    def announcement(self) -> Announcement | None:
+        """The leader's latest word; None when there is no pool."""
+        if self._map is None or self._base is None:
+            return None
+        _, sequence, state, onset, until, name = _HEADER.unpack_from(self._map, 0)
+        return Announcement(sequence, bool(state), onset, until, str(self._base / name.rstrip(b"\0").decode()))
+
+    def close(self) -> None:
+        """Give up slot and lead; in a forked child only the child's copies are closed and nothing is written."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        if self._leader >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._leader)
+            self._leader = -1
+        self.slot.release()
+
+    def retire(self) -> None:
+        """Mark the slot's counts as gone, then close: for a worker that stops in good order."""
+        if self._map is not None:
+            _CELL.pack_into(self._map, _HEADER_SIZE + self.slot.index * _CELL_SIZE, *([0] * (2 + 3 * OBJECTIVE_LIMIT)))
+        self.close()
+
+
+def _open_pool(path: Path) -> mmap.mmap:
+    size = _HEADER_SIZE + SLOT_LIMIT * _CELL_SIZE
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_size != size:
+            os.ftruncate(descriptor, 0)
+            os.ftruncate(descriptor, size)
+        pool = mmap.mmap(descriptor, size)
+        if _HEADER.unpack_from(pool, 0)[0] != _VERSION:
+            # An older layout: nothing in the pool outlives the processes, so it is simply started afresh.
+            pool[:] = b"\0" * size
+            _HEADER.pack_into(pool, 0, _VERSION, 0, 0, 0, 0, b"")
+        return pool
+    finally:
+        os.close(descriptor)

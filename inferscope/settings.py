@@ -1,0 +1,305 @@
+"""Settings: keyword > `INFERSCOPE_*` environment > `[tool.inferscope]` or inferscope.toml > default.
+
+Only keyword arguments raise. A bad value from the environment or a file, an unwritable state directory and a file from a newer version
+cost one clear line and fall back to the default, so that a rollout never crash-loops because of us; `INFERSCOPE_STRICT=1` raises.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from inferscope import guard
+from inferscope.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["KEYS", "Settings", "flag", "load", "parse_slo"]
+
+FILE_SCHEMA: Final = 1
+PREFIX: Final = "INFERSCOPE_"
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
+_FALSE: Final = frozenset({"0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the runtime is built from; every field has its default here and its accepted form in `KEYS`."""
+
+    service: str = "unknown_service"
+    version: str | None = None
+    slo: tuple[Any, ...] = ()
+    """`SLO` values from code, mappings of its keywords from the environment or a file."""
+    state_dir: Path | None = None
+    endpoint: str | None = None
+    protocol: str | None = None
+    headers: str | None = None
+    export_interval_s: float = 10.0
+    otlp_scale: int = 5
+    series_limit: int = 100
+    budget: Any = None
+    """A `CaptureBudget`; None is its default."""
+    warmup_s: float = 300.0
+    warmup_requests: int = 2000
+    fleet_size: int = 1
+    trigger: str = "e_detector"
+    diagnose: str = "local"
+    capture: bool = True
+    export: bool = True
+    enabled: bool = True
+    integrations: tuple[str, ...] = ()
+    tick_s: float = 1.0
+    on_incident: Any = None
+    """Called with the incident's path after each diagnosis, on our own thread."""
+    problems: tuple[str, ...] = field(default=(), compare=False)
+    """One line for each setting that could not be used."""
+
+
+def flag(text: str) -> bool:
+    """Parse a boolean as people write it in environments."""
+    lowered = text.strip().lower()
+    if lowered in _TRUE:
+        return True
+    if lowered in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+def _number(kind: Callable[[Any], Any], low: float, high: float) -> Callable[[Any], Any]:
+    def parse(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise TypeError(value)
+        number = kind(value)
+        if not low <= number <= high:
+            raise ValueError(value)
+        return number
+
+    return parse
+
+
+def _choice(*accepted: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in accepted:
+            raise ValueError(value)
+        return str(value)
+
+    return parse
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(value)
+    return value.strip()
+
+
+def _boolean(value: Any) -> bool:
+    return value if isinstance(value, bool) else flag(value)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else list(value)
+    return tuple(_text(part) for part in parts if part != "")
+
+
+def _path(value: Any) -> Path:
+    return Path(_text(os.fspath(value))).expanduser()
+
+
+def _callable(value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(value)
+    return value
+
+
+def parse_slo(value: Any) -> tuple[Any, ...]:
+    """Objectives from any source: `SLO` values, mappings, or text such as `score:p99_ms=20,min_requests=100; rank:p95_ms=5`."""
+    if isinstance(value, str):
+        return tuple(_parse_one_slo(part) for part in value.split(";") if part.strip())
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    for item in items:
+        if not (isinstance(item, dict) or hasattr(item, "threshold_ns")):
+            raise TypeError(item)
+    return tuple(items)
+
+
+def _parse_one_slo(text: str) -> dict[str, Any]:
+    name, _, rest = text.partition(":")
+    keywords: dict[str, Any] = {"name": _text(name)}
+    for pair in rest.split(","):
+        key, equals, number = pair.partition("=")
+        if not equals:
+            raise ValueError(text)
+        keywords[key.strip()] = number.strip() if key.strip() in {"model", "cls"} else float(number)
+    return keywords
+
+
+KEYS: Final[Mapping[str, tuple[Callable[[Any], Any], str]]] = {
+    "service": (_text, "a name, such as 'risk-scoring'"),
+    "version": (_text, "the service's version, such as '1.4.2'"),
+    "slo": (parse_slo, "an SLO, a list of them, or text such as 'score:p99_ms=20'"),
+    "state_dir": (_path, "a directory that this user can write"),
+    "endpoint": (_text, "an OTLP endpoint, such as 'http://127.0.0.1:4318'"),
+    "protocol": (_choice("http/protobuf", "grpc"), "'http/protobuf' or 'grpc'"),
+    "headers": (_text, "'key=value,key2=value2'"),
+    "export_interval_s": (_number(float, 0.1, 3600.0), "seconds between 0.1 and 3600"),
+    "otlp_scale": (_number(int, 3, 8), "an integer from 3 to 8"),
+    "series_limit": (_number(int, 1, 500), "an integer from 1 to 500"),
+    "budget": (lambda value: value, "a CaptureBudget"),
+    "warmup_s": (_number(float, 0.0, 86400.0), "seconds from 0 to 86400"),
+    "warmup_requests": (_number(int, 0, 10_000_000), "an integer from 0 to 10000000"),
+    "fleet_size": (_number(int, 1, 1_000_000), "an integer from 1 to 1000000"),
+    "trigger": (_choice("e_detector", "burn_rate"), "'e_detector' or 'burn_rate'"),
+    "diagnose": (_choice("local", "deferred", "off"), "'local', 'deferred' or 'off'"),
+    "capture": (_boolean, "true or false"),
+    "export": (_boolean, "true or false"),
+    "enabled": (_boolean, "true or false"),
+    "integrations": (_names, "names separated by commas, such as 'torch,asgi'"),
+    "tick_s": (_number(float, 0.05, 60.0), "seconds between 0.05 and 60"),
+    "on_incident": (_callable, "a callable that takes the incident's path"),
+}
+"""Parser and accepted form of each key."""
+
+
+def _read(key: str, value: Any, source: str) -> Any:
+    parse, accepted = KEYS[key]
+    try:
+        return parse(value)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # noqa: BLE001  (whatever a parser makes of a foreign value, the user gets one kind of error)
+        raise ConfigurationError(source, value, f"expected {accepted}") from error
+
+
+def load(keywords: Mapping[str, Any], *, environ: Mapping[str, str] | None = None, directory: Path | None = None) -> Settings:
+    """Merge all sources.
+
+    Args:
+        keywords: What the user passed to `configure()`; None means "not given".
+        environ: The environment; default `os.environ`.
+        directory: Where inferscope.toml and pyproject.toml are looked for; default the working directory.
+
+    Raises:
+        ConfigurationError: A keyword is unknown or has an unusable value; under `INFERSCOPE_STRICT=1` the same for other sources.
+    """
+    environ = os.environ if environ is None else environ
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    table, where = _file_table(environ, directory, problems)
+    for key, value in table.items():
+        _take(values, key, value, f"{key} in {where}", problems)
+    _from_otel(values, environ)
+    for key in KEYS:
+        name = PREFIX + key.upper()
+        if environ.get(name, "") != "" and key != "on_incident":
+            _take(values, key, environ[name], name, problems)
+    for key, value in keywords.items():
+        if key not in KEYS:
+            raise ConfigurationError(key, value, f"unknown keyword; known are {', '.join(KEYS)}")
+        if value is not None:
+            values[key] = _read(key, value, key)
+    values["state_dir"] = _state_dir(values.get("state_dir"), environ, problems)
+    settings = Settings(**values, problems=tuple(problems))
+    for line in problems:
+        guard.log_once(line, line)
+    return settings
+
+
+def _take(values: dict[str, Any], key: str, value: Any, source: str, problems: list[str]) -> None:
+    try:
+        if key not in KEYS:
+            raise ConfigurationError(source, value, f"unknown setting; known are {', '.join(KEYS)}")  # noqa: TRY301
+        values[key] = _read(key, value, source)
+    except ConfigurationError as error:
+        if guard.strict():
+            raise
+        problems.append(f"{error}; the default is used")
+
+
+def _from_otel(values: dict[str, Any], environ: Mapping[str, str]) -> None:
+    attributes = dict(part.split("=", 1) for part in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",") if "=" in part)
+    name = environ.get("OTEL_SERVICE_NAME") or attributes.get("service.name")
+    if name:
+        values.setdefault("service", name)
+    if attributes.get("service.version"):
+        values.setdefault("version", attributes["service.version"])
+
+
+def _file_table(environ: Mapping[str, str], directory: Path | None, problems: list[str]) -> tuple[dict[str, Any], str]:
+    explicit = environ.get(PREFIX + "CONFIG")
+    try:
+        base = Path.cwd() if directory is None else directory
+        candidates: Iterable[Path] = [Path(explicit)] if explicit else [base / "inferscope.toml", base / "pyproject.toml"]
+        for path in candidates:
+            if not path.is_file():
+                if explicit:
+                    problems.append(f"{PREFIX}CONFIG={explicit!r} is not a file; settings come from the environment alone")
+                continue
+            table = _parse_toml(path)
+            if path.name == "pyproject.toml":
+                table = table.get("tool", {}).get("inferscope", {})
+            if table:
+                return _checked(table, path, problems), path.name
+    except Exception as error:  # noqa: BLE001  (an unreadable or malformed file must not stop the service)
+        if guard.strict():
+            raise ConfigurationError("settings file", str(error), "a TOML file") from error
+        problems.append(f"the settings file cannot be read ({type(error).__name__}); it is ignored")
+    return {}, ""
+
+
+def _checked(table: dict[str, Any], path: Path, problems: list[str]) -> dict[str, Any]:
+    schema = table.pop("schema", FILE_SCHEMA)
+    if not isinstance(schema, int) or schema > FILE_SCHEMA:
+        line = f"{path.name} has schema {schema!r}, this version reads up to {FILE_SCHEMA}; the file is ignored"
+        if guard.strict():
+            raise ConfigurationError("schema", schema, f"at most {FILE_SCHEMA}")
+        problems.append(line)
+        return {}
+    return table
+
+
+def _parse_toml(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    with path.open("rb") as file:
+        return tomllib.load(file)
+
+
+def _state_dir(asked: Path | None, environ: Mapping[str, str], problems: list[str]) -> Path | None:
+    """The first directory that can be made and written; None means memory only."""
+    candidates = [asked] if asked is not None else []
+    if asked is None:
+        home = environ.get("XDG_STATE_HOME") or (os.path.join(environ["HOME"], ".local", "state") if environ.get("HOME") else "")
+        candidates += [Path(home) / "inferscope"] if home else []
+        candidates.append(Path(environ.get("TMPDIR") or "/tmp") / f"inferscope-{os.getuid() if hasattr(os, 'getuid') else 0}")  # noqa: S108
+    for path in candidates:
+        if _writable(path, ours_only=asked is None):
+            return path
+    tried = " or ".join(str(path) for path in candidates)
+    line = f"state_dir {tried} cannot be written; evidence stays in memory, OTLP still works; set INFERSCOPE_STATE_DIR to a writable directory"
+    if asked is not None and guard.strict():
+        raise ConfigurationError("state_dir", str(asked), "a directory that this user can write")
+    problems.append(line)
+    return None
+
+
+def _writable(path: Path, *, ours_only: bool) -> bool:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if ours_only and path.stat().st_uid != os.getuid():
+            # Another user's directory under a shared temporary directory could be read or replaced under us.
+            return False
+        probe = path / f".probe-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except Exception:  # noqa: BLE001  (any reason it cannot be written has the same consequence)
+        return False
+    return True
+
+
+assert {f.name for f in fields(Settings)} == {*KEYS, "problems"}  # noqa: S101  (a key without a parser is a programming error)

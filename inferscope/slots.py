@@ -1,0 +1,39 @@
+"""Places where `runtime` hangs what lower rooms may call in upper ones.
+
+A slot that is empty costs one attribute read. Nothing here knows who fills it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Slots", "slots"]
+
+
+class Slots:
+    """The open ends of the flow; `None` means that nobody listens.
+
+    Attributes:
+        on_model_loaded: Called with (name, module) by `watch` and the torch integration.
+        trace_context: Returns (trace id, span id) in hex of the application's sampled span, or None.
+        on_copy: Called with (direction, bytes, start_ns, end_ns, flags, site) after each copy that Python can see.
+    """
+
+    __slots__ = ("on_copy", "on_model_loaded", "trace_context")
+
+    def __init__(self) -> None:
+        self.on_model_loaded: Callable[[str, Any], None] | None = None
+        self.trace_context: Callable[[], tuple[str, str] | None] | None = None
+        self.on_copy: Callable[[str, int, int, int, int, str | None], None] | None = None
+
+    def clear(self) -> None:
+        """Empty every slot."""
+        self.on_model_loaded = None
+        self.trace_context = None
+        self.on_copy = None
+
+
+slots = Slots()

@@ -1,0 +1,80 @@
+"""Requests at the ASGI edge of Starlette and FastAPI applications.
+
+A request runs from the moment the application is called until the last byte of its response was handed to the server: background tasks
+come after it. Its name is the route's template (`/score` gives `score`, `/items/{id}` gives `items/{id}`), never the URL.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from inferscope.integration import Integration, recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    from inferscope.patching import Ledger, Patch
+
+__all__ = ["EXCLUDED", "AsgiIntegration"]
+
+EXCLUDED: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics", "/favicon.ico"})
+"""Paths that are no work of the service; they appear in no signal."""
+_MARK: Final = "inferscope.request"
+_UNMATCHED: Final = "unmatched"
+_SERVER_ERROR: Final = 500
+
+
+def _route_name(app: Any, scope: MutableMapping[str, Any]) -> str:
+    """The template of the route that will serve `scope`; one name for all that match none, so that scanners make no series."""
+    for route in app.router.routes:
+        match, _ = route.matches(scope)
+        if match.value == 2:  # noqa: PLR2004  (starlette.routing.Match.FULL)
+            template = getattr(route, "path_format", None) or getattr(route, "path", "") or ""
+            return template.strip("/") or "root"
+    return _UNMATCHED
+
+
+class AsgiIntegration(Integration):
+    """Opens a request around `Starlette.__call__`; FastAPI inherits it."""
+
+    name: ClassVar[str] = "asgi"
+    target: ClassVar[str] = "starlette.applications"
+    distribution: ClassVar[str] = "starlette"
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 20), None)
+
+    def patch(self, ledger: Ledger) -> None:
+        """Replace `starlette.applications.Starlette.__call__`."""
+        from starlette.applications import Starlette
+
+        def make(original: Any, patch: Patch) -> Callable[..., Any]:
+            async def __call__(  # noqa: N807  (stands in for the class's own method)
+                self: Any, scope: MutableMapping[str, Any], receive: Any, send: Any
+            ) -> None:
+                if not patch.active or scope["type"] != "http" or _MARK in scope or scope["path"] in EXCLUDED:
+                    await original(self, scope, receive, send)
+                    return
+                scope[_MARK] = True
+                try:
+                    name = _route_name(self, scope)
+                except Exception:  # noqa: BLE001  (a foreign route class must not fail the request)
+                    name = _UNMATCHED
+                await _serve(original, self, scope, receive, send, name)
+
+            return __call__
+
+        ledger.replace(Starlette, "__call__", make)
+
+
+async def _serve(
+    original: Callable[..., Awaitable[None]], app: Any, scope: MutableMapping[str, Any], receive: Any, send: Any, name: str
+) -> None:
+    with recorder().request(name) as request:
+
+        async def watched(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= _SERVER_ERROR:
+                request.error = str(message["status"])
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                request.finish()
+
+        await original(app, scope, receive, watched)
