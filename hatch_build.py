@@ -13,10 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-try:
-    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # run as a script where only setuptools is installed
-    BuildHookInterface = object
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +48,9 @@ def compile_core(root: Path) -> Path:
     if not sources:
         message = f"no C sources in {SOURCES}"
         raise NoCoreError(message)
-    try:
-        from setuptools import Distribution, Extension  # noqa: PLC0415  # a build without the core needs no setuptools
-        from setuptools.command.build_ext import build_ext  # noqa: PLC0415
+    try:  # here, because a build without the core needs no setuptools
+        from setuptools import Distribution, Extension
+        from setuptools.command.build_ext import build_ext
     except ImportError as error:
         message = f"setuptools is missing ({error})"
         raise NoCoreError(message) from error
@@ -98,7 +95,7 @@ def compile_or_say(root: Path, say: Callable[[str], object]) -> Path | None:
         return None
 
 
-class CoreBuildHook(BuildHookInterface):
+class CoreBuildHook(BuildHookInterface[Any]):
     """Adds the compiled core to wheels; editable installs find it in the source tree."""
 
     PLUGIN_NAME = "custom"
