@@ -1,0 +1,60 @@
+"""The child process: `python -m inferscope.diagnose DIRECTORY` writes `diagnosis-<n>.json` into the incident.
+
+It prints nothing when all is well. Exit codes: 0 well, 1 the evidence cannot be used (one line on stderr), 64 usage.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+__all__ = ["limit_self", "main"]
+
+_MEMORY: Final = 3 << 30
+"""Address space, bytes; resident memory stays far below."""
+_CPU_SECONDS: Final = 300
+
+
+def limit_self() -> None:
+    """Run only when the machine is idle, within bounds, and be the first to go when memory ends; what the system refuses is left out."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with suppress(OSError, AttributeError):
+        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    for name, limit in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CPU, _CPU_SECONDS), (resource.RLIMIT_CORE, 0)):
+        hard = resource.getrlimit(name)[1]
+        bound = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(name, (bound, hard))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def main(arguments: list[str]) -> int:
+    """Diagnose one directory and return the exit code."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.stderr.write("usage: python -m inferscope.diagnose INCIDENT_DIRECTORY\n")
+        return 64
+    limit_self()
+    from inferscope.diagnose.incident import load_directory, save
+    from inferscope.errors import EvidenceError
+
+    directory = Path(arguments[0])
+    try:
+        save(load_directory(directory), directory)
+    except EvidenceError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except (OSError, MemoryError) as error:
+        sys.stderr.write(f"{directory}: diagnosis failed: {type(error).__name__}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
