@@ -7,7 +7,8 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+INSTALLED := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 TORCH := torch==2.13.0
 SECONDS_A_RUN ?= 45
 CORE := $(wildcard inferscope/record/_core/*.c inferscope/record/_core/*.h)
@@ -23,18 +24,21 @@ endef
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(STAMP) ## create .venv with everything that tests and the demo need (PYTHON=python3.12 chooses the interpreter)
+venv: $(COMPILED) ## create .venv with everything that tests and the demo need (PYTHON=python3.12 chooses the interpreter)
 
 # Keyed on what an installation depends on; the stamp is written last, so that a broken one is repeated.
-$(STAMP): pyproject.toml hatch_build.py $(CORE)
+$(INSTALLED): pyproject.toml hatch_build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet "$(TORCH)"
-	@$(BIN)/python -m pip install --quiet --editable ".[grpc,demo]" --group dev
+	@INFERSCOPE_NO_COMPILE=1 $(BIN)/python -m pip install --quiet --editable ".[grpc,demo]" --group dev
+	@touch $@
+
+$(COMPILED): $(INSTALLED) $(CORE)
 	@$(BIN)/python hatch_build.py
 	@touch $@
 
-native: ## compile the C core in place and nothing else
+native: $(INSTALLED) ## compile the C core in place and nothing else
 	@$(BIN)/python hatch_build.py
 
 demo: venv ## serve the demo under load until its objective breaks, and explain why
