@@ -1,0 +1,272 @@
+"""The device: a CUDA card when there is one, else a stand-in that keeps a card's rules about copies without one.
+
+What matters here is how a copy from host memory reaches a card. From *pageable* memory the driver carries it through its own staging
+buffer: the caller waits, and everybody who copies from pageable memory takes turns, first come, first served. From *pinned* memory the card fetches
+the bytes itself: the call returns at once, and a large transfer of somebody else is interleaved rather than waited for.
+The stand-in does just that with sleeps of bytes / bandwidth, and notes the truth of every copy.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from inferscope.integration import record_copy
+
+__all__ = ["Copy", "CudaDevice", "Device", "Lane", "StandIn", "choose"]
+
+KEPT: Final = 500_000
+"""Copies whose truth is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The truth of one copy; instants in ns on the `time.perf_counter_ns` clock."""
+
+    direction: str
+    nbytes: int
+    pageable: bool
+    sync: bool
+    asked_ns: int
+    """When the caller asked."""
+    start_ns: int
+    """When its turn came."""
+    end_ns: int
+    """When the bytes had arrived."""
+    returned_ns: int
+    """When the caller could go on."""
+
+
+class Device(Protocol):
+    """What the service needs of a device."""
+
+    copies: deque[Copy]
+
+    def to_device(self, tensor: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
+        """A copy on the device; with `non_blocking` and pinned memory it returns before the bytes have arrived."""
+        ...
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the host; returns when it is there."""
+        ...
+
+    def pinned(self, *shape: int) -> torch.Tensor:
+        """A float32 buffer in pinned host memory."""
+        ...
+
+    def own_stream(self) -> AbstractContextManager[Any]:
+        """Inside, this thread's work on the device has a queue of its own instead of the common one."""
+        ...
+
+    def kernel(self, milliseconds: float) -> None:
+        """Queues work that keeps this queue of the device busy for that long, after what it already holds."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until this thread's queue is empty."""
+        ...
+
+    def table(self, milliseconds: float) -> torch.Tensor:
+        """Pageable memory that takes about that long to copy to the device."""
+        ...
+
+
+class Lane:
+    """Takes one transfer after another, in the order of asking."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free_ns = 0
+
+    def reserve(self, duration_ns: int) -> tuple[int, int]:
+        """Start and end of a transfer of that length that is asked for now."""
+        with self._lock:
+            start = max(time.perf_counter_ns(), self._free_ns)
+            self._free_ns = start + duration_ns
+            return start, self._free_ns
+
+
+def sleep_until(instant_ns: int) -> None:
+    """Sleeps to an instant of the `time.perf_counter_ns` clock, at once when it has passed."""
+    left = instant_ns - time.perf_counter_ns()
+    if left > 0:
+        time.sleep(left / 1e9)
+
+
+def _site() -> str:
+    """`function (file:line)` of the innermost caller outside this module, as an integration would tell it."""
+    frame = sys._getframe(2)  # noqa: SLF001  the documented way to a frame
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return f"{frame.f_code.co_name} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"
+
+
+class StandIn:
+    """A small accelerator behind a narrow link, played with sleeps; tensors stay in host memory, results are torch's own.
+
+    Args:
+        pageable_bytes_s: bandwidth through the staging buffer.
+        pinned_bytes_s: bandwidth from and to pinned memory.
+        call_us: fixed cost of a pageable copy, of which a pinned one has a fifth.
+    """
+
+    def __init__(self, *, pageable_bytes_s: float = 1e8, pinned_bytes_s: float = 4e8, call_us: float = 300.0) -> None:
+        self.copies: deque[Copy] = deque(maxlen=KEPT)
+        self._pageable_bytes_s, self._pinned_bytes_s, self._call_ns = pageable_bytes_s, pinned_bytes_s, int(call_us * 1000)
+        self._staging, self._fetch, self._store = Lane(), Lane(), Lane()
+        self._pinned: dict[int, torch.Tensor] = {}
+        self._queue = threading.local()
+
+    def duration_ns(self, nbytes: int, *, pageable: bool) -> int:
+        """How long a transfer of that size takes once its turn has come."""
+        if pageable:
+            return self._call_ns + int(nbytes / self._pageable_bytes_s * 1e9)
+        return self._call_ns // 5 + int(nbytes / self._pinned_bytes_s * 1e9)
+
+    def to_device(self, tensor: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
+        """See `Device`."""
+        asked = time.perf_counter_ns()
+        pageable = tensor.untyped_storage().data_ptr() not in self._pinned
+        lane = self._staging if pageable else self._fetch
+        start, end = lane.reserve(self.duration_ns(tensor.nbytes, pageable=pageable))
+        result = tensor.clone()
+        sync = pageable or not non_blocking
+        if sync:
+            sleep_until(end)
+        self._queue.busy_until = max(end, getattr(self._queue, "busy_until", 0))
+        self._note(Copy("h2d", tensor.nbytes, pageable, sync, asked, start, end, time.perf_counter_ns()))
+        return result
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Device`; the way back has a lane of its own, as on a card."""
+        asked = time.perf_counter_ns()
+        self.synchronize()
+        start, end = self._store.reserve(self.duration_ns(tensor.nbytes, pageable=False))
+        result = tensor.clone()
+        sleep_until(end)
+        self._note(
+            Copy(
+                "d2h",
+                tensor.nbytes,
+                pageable=False,
+                sync=True,
+                asked_ns=asked,
+                start_ns=start,
+                end_ns=end,
+                returned_ns=time.perf_counter_ns(),
+            )
+        )
+        return result
+
+    def _note(self, copy: Copy) -> None:
+        self.copies.append(copy)
+        record_copy(copy.direction, copy.nbytes, copy.asked_ns, copy.returned_ns, sync=copy.sync, pageable=copy.pageable, site=_site())
+
+    def pinned(self, *shape: int) -> torch.Tensor:
+        """See `Device`; kept for the process's life."""
+        buffer = torch.zeros(*shape)
+        self._pinned[buffer.untyped_storage().data_ptr()] = buffer
+        return buffer
+
+    def own_stream(self) -> AbstractContextManager[Any]:
+        """See `Device`; here each thread has its own queue anyway."""
+        return nullcontext()
+
+    def kernel(self, milliseconds: float) -> None:
+        """See `Device`."""
+        begin = max(time.perf_counter_ns(), getattr(self._queue, "busy_until", 0))
+        self._queue.busy_until = begin + int(milliseconds * 1e6)
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        sleep_until(getattr(self._queue, "busy_until", 0))
+
+    def table(self, milliseconds: float) -> torch.Tensor:
+        """See `Device`."""
+        return torch.zeros(int(milliseconds / 1e3 * self._pageable_bytes_s / 4))
+
+
+class CudaDevice:
+    """The card itself; copies are plain `Tensor.to` calls, which the copies integration sees."""
+
+    _PROBE_BYTES: Final = 1 << 26
+    _PROBE_CYCLES: Final = 20_000_000
+
+    def __init__(self) -> None:
+        self.copies: deque[Copy] = deque(maxlen=KEPT)
+        self._device = torch.device("cuda")
+        self._streams = threading.local()
+        cuda: Any = torch.cuda  # parts of it carry no types
+        self._spin, self._new_stream = cuda._sleep, cuda.Stream  # noqa: SLF001  the only kernel of a chosen length
+        probe = torch.zeros(self._PROBE_BYTES // 4)
+        self._pageable_bytes_s = self._PROBE_BYTES / min(self._timed(lambda: probe.to(self._device)) for _ in range(3))
+        self._cycles_s = self._PROBE_CYCLES / min(self._timed(lambda: self._spin(self._PROBE_CYCLES)) for _ in range(2))
+
+    @staticmethod
+    def _timed(call: Any) -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    def to_device(self, tensor: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
+        """See `Device`; start and end on the card are not known here, so the caller's instants stand for them."""
+        asked = time.perf_counter_ns()
+        result = tensor.to(self._device, non_blocking=non_blocking)
+        returned = time.perf_counter_ns()
+        pageable = not tensor.is_pinned()
+        self.copies.append(Copy("h2d", tensor.nbytes, pageable, pageable or not non_blocking, asked, asked, returned, returned))
+        return result
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Device`."""
+        asked = time.perf_counter_ns()
+        result = tensor.cpu()
+        returned = time.perf_counter_ns()
+        self.copies.append(Copy("d2h", tensor.nbytes, True, True, asked, asked, returned, returned))  # noqa: FBT003  two facts of `Copy`
+        return result
+
+    def pinned(self, *shape: int) -> torch.Tensor:
+        """See `Device`."""
+        return torch.zeros(*shape, pin_memory=True)
+
+    def own_stream(self) -> AbstractContextManager[Any]:
+        """See `Device`."""
+        if not hasattr(self._streams, "own"):
+            self._streams.own = self._new_stream()
+        stream: AbstractContextManager[Any] = torch.cuda.stream(self._streams.own)
+        return stream
+
+    def kernel(self, milliseconds: float) -> None:
+        """See `Device`; spins on the card for the cycles of that time."""
+        self._spin(int(milliseconds / 1e3 * self._cycles_s))
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        torch.cuda.current_stream().synchronize()
+
+    def table(self, milliseconds: float) -> torch.Tensor:
+        """See `Device`; sized by the bandwidth measured at the start."""
+        return torch.zeros(int(milliseconds / 1e3 * self._pageable_bytes_s / 4))
+
+
+def choose(name: str) -> Device:
+    """The device called `auto` (a card when there is one), `cuda` or `cpu` (the stand-in).
+
+    Raises:
+        ValueError: another name, or `cuda` where torch sees no card.
+    """
+    if name not in {"auto", "cuda", "cpu"}:
+        raise ValueError(f"the device is auto, cuda or cpu, not {name!r}")
+    available = name != "cpu" and torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ValueError("torch sees no CUDA device; --device auto or cpu takes the stand-in")
+    return CudaDevice() if available else StandIn()
