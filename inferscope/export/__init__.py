@@ -1,0 +1,28 @@
+"""export: sends metrics and events over OTLP and keeps them on disk.
+
+`Exporter` is the whole room; `ExportBatch`, `Total` and `Event` are what it takes. Nothing here sets a global provider, starts a thread
+or opens a connection when no endpoint is configured.
+"""
+
+from __future__ import annotations
+
+from inferscope.export.exporter import Exporter
+from inferscope.export.otlp.logs import Event, breach_event, capture_event, incident_event
+from inferscope.export.otlp.metrics import ExportBatch, Total, class_attributes
+from inferscope.export.ring import read_ring
+from inferscope.export.store import StoredEvent, StoredWindow, read_store
+
+__all__ = [
+    "Event",
+    "ExportBatch",
+    "Exporter",
+    "StoredEvent",
+    "StoredWindow",
+    "Total",
+    "breach_event",
+    "capture_event",
+    "class_attributes",
+    "incident_event",
+    "read_ring",
+    "read_store",
+]

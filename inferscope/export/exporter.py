@@ -1,0 +1,292 @@
+"""What leaves the process: one object that the export thread runs.
+
+`offer` and `event` only put things down and may be called from any thread; `run_once`, `flush` and `shutdown` do the work in whichever
+thread calls them, one at a time. Evidence on disk comes first, then log events, then metrics; each delivery is bounded, and so is the
+whole run. With no endpoint nothing is sent and no connection is opened.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from inferscope import semconv
+from inferscope.export.otlp import jsonlines
+from inferscope.export.otlp.metrics import CUMULATIVE, DELTA, DeltaTracker, ExportBatch, SeriesBuilder, Slices, Total, encode
+from inferscope.export.otlp.target import TIMEOUT_S, delta_preferred, resolve
+from inferscope.export.otlp.transport import Outcome, Sender
+from inferscope.export.ring import Ring
+from inferscope.export.store import Store
+from inferscope.guard import guard, log_once
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from inferscope.export.otlp.logs import Event
+    from inferscope.export.otlp.metrics import Scalar, Series
+    from inferscope.export.otlp.target import Target
+
+__all__ = ["EVENT_LIMIT", "Exporter"]
+
+EVENT_LIMIT: Final = 512
+"""Events that wait for delivery; beyond it the oldest is dropped and counted (the ring and the index have it)."""
+
+SHUTDOWN_S: Final = 1.0
+
+
+class Exporter:
+    """Sends and keeps metrics and events.
+
+    Args:
+        directory: `STATE_DIR/<service>/<slot>`; None keeps nothing on disk.
+        endpoint: Base URL of an OTLP receiver; None leaves it to the OTEL_EXPORTER_OTLP_* environment.
+        protocol: `http/protobuf` or `grpc`; None decides by environment and port.
+        headers: Added to those of the environment.
+        scale: Exponential scale of all histograms, 3 to 8.
+        series_limit: Series before the overflow series.
+        objectives: Request name to objective in ns: switches to explicit buckets; None (default) is exponential.
+        resource: Resource attributes until the first batch brings its own.
+        environ: Default `os.environ`.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        endpoint: str | None = None,
+        protocol: str | None = None,
+        headers: Mapping[str, str] | str | None = None,
+        scale: int = 5,
+        series_limit: int = 100,
+        objectives: Mapping[str, int] | None = None,
+        resource: Mapping[str, Scalar] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        environ = os.environ if environ is None else environ
+        self._settings = (scale, series_limit, objectives)
+        self._delta = delta_preferred(environ)
+        self._resource: Mapping[str, Scalar] = resource or {}
+        self._lock = threading.Lock()
+        self._senders: dict[str, Sender] = {}
+        for signal in ("logs", "metrics"):
+            with guard("export"):
+                target = resolve(signal, endpoint=endpoint, protocol=protocol, headers=headers, environ=environ)
+                if target is not None:
+                    self._add_sender(target)
+        self._reset(directory)
+
+    def _add_sender(self, target: Target) -> None:
+        try:
+            self._senders[target.signal] = Sender(target)
+        except ImportError as error:
+            log_once(f"otlp-{target.protocol}", f"OTLP over {target.protocol} needs {error.name}, which is not installed; nothing is sent")
+
+    def _reset(self, directory: Path | None) -> None:
+        scale, limit, objectives = self._settings
+        self._builder = SeriesBuilder(scale, limit, objectives)
+        self._sent_tracker = DeltaTracker()
+        self._kept_tracker = DeltaTracker()
+        self._attributes: dict[Any, bytes] = {}
+        self._batch: ExportBatch | None = None
+        self._events: collections.deque[Event] = collections.deque()
+        self._unkept: collections.deque[Event] = collections.deque()
+        self._rings = {signal: Ring(directory, signal) for signal in ("metrics", "logs")}
+        self._store = Store(None if directory is None else directory / "index.sqlite")
+        self._dropped: collections.Counter[str] = collections.Counter()
+        self._undelivered = False
+        self._closed = False
+
+    @property
+    def sends(self) -> bool:
+        """Whether there is a receiver."""
+        return bool(self._senders)
+
+    @property
+    def store(self) -> Store:
+        """This process's index."""
+        return self._store
+
+    def offer(self, batch: ExportBatch) -> None:
+        """Put down the newest totals; a batch that was not exported yet is superseded, which loses nothing: they are running totals."""
+        self._batch = batch
+
+    def event(self, event: Event) -> None:
+        """Put down an event; it is kept on disk once and sent until a receiver took it."""
+        self._unkept.append(event)
+        if len(self._unkept) > EVENT_LIMIT:
+            self._drop_oldest(self._unkept, "event_kept")
+        if "logs" in self._senders:
+            self._events.append(event)
+            if len(self._events) > EVENT_LIMIT:
+                self._drop_oldest(self._events, "event_sent")
+
+    def _drop_oldest(self, queue: collections.deque[Event], reason: str) -> None:
+        with contextlib.suppress(IndexError):
+            queue.popleft()
+            self._dropped[reason] += 1
+
+    def run_once(self, timeout_s: float = TIMEOUT_S, *, force: bool = False) -> bool:
+        """Keep and send what was put down since the last run.
+
+        Args:
+            timeout_s: Bound of all deliveries of this run together.
+            force: Try even when the circuit breaker is open.
+
+        Returns:
+            Whether everything that has a receiver was delivered.
+        """
+        if self._closed or not self._lock.acquire(timeout=timeout_s):
+            return False
+        try:
+            return self._run(time.monotonic() + timeout_s, force=force)
+        finally:
+            self._lock.release()
+
+    def _run(self, deadline: float, *, force: bool) -> bool:
+        batch, self._batch = self._batch, None
+        slices = Slices()
+        series: tuple[Series, ...] = ()
+        if batch is not None:
+            self._resource = batch.resource
+            series = self._builder.build(batch, slices)
+            series += self._own_series(batch)
+        with guard("export.keep"):
+            self._keep(series, slices)
+        delivered = self._send_events(deadline, force=force)
+        if batch is not None:
+            self._undelivered = not self._send_metrics(series, batch, deadline, slices, force=force)
+        return delivered and not self._undelivered
+
+    def _own_series(self, batch: ExportBatch) -> tuple[Series, ...]:
+        lost = {
+            **self._dropped,
+            "series_overflow": self._builder.overflowed,
+            "delta_window": self._sent_tracker.dropped,
+            "ring_line": sum(ring.lost for ring in self._rings.values()),
+            "index_row": self._store.lost,
+            "refused": sum(sender.refused for sender in self._senders.values()),
+        }
+        totals = [Total(semconv.SELF_DROPPED, count, ((semconv.ATTR_REASON, reason),)) for reason, count in lost.items() if count]
+        failed = sum(sender.failed for sender in self._senders.values())
+        if failed:
+            totals.append(Total(semconv.SELF_ERRORS, failed, ((semconv.ATTR_REASON, "export"),)))
+        return self._builder.build(ExportBatch((), tuple(totals), batch.start_unix_ns, batch.now_unix_ns, batch.resource))
+
+    def _keep(self, series: tuple[Series, ...], slices: Slices) -> None:
+        events: list[Event] = []
+        while self._unkept:
+            events.append(self._unkept.popleft())
+        if series:
+            windows = self._kept_tracker.delta(series)
+            self._kept_tracker.acknowledge(series)
+            self._store.add(windows, events)
+            self._rings["metrics"].append(jsonlines.metrics_line(series, self._resource, CUMULATIVE, slices))
+        elif events:
+            self._store.add((), events)
+        if events:
+            self._rings["logs"].append(jsonlines.logs_line(events, self._resource))
+
+    def _send_events(self, deadline: float, *, force: bool) -> bool:
+        sender = self._senders.get("logs")
+        if sender is None or not self._events:
+            return True
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        outcome = Outcome.FAILED
+        with guard("export.logs"):
+            from inferscope.export.otlp import protobuf
+
+            outcome = sender.send(protobuf.logs_request(events, self._resource), deadline - time.monotonic(), force=force)
+        if outcome is Outcome.REJECTED:
+            self._dropped["event_rejected"] += len(events)
+        elif outcome is not Outcome.SENT:
+            self._events.extendleft(reversed(events))
+        return outcome is Outcome.SENT
+
+    def _send_metrics(self, series: tuple[Series, ...], batch: ExportBatch, deadline: float, slices: Slices, *, force: bool) -> bool:
+        sender = self._senders.get("metrics")
+        if sender is None:
+            return True
+        outcome = Outcome.FAILED
+        if force or sender.breaker.allows():  # else the encoding would be for nothing
+            with guard("export.metrics"):
+                chosen, temporality = (self._sent_tracker.delta(series), DELTA) if self._delta else (series, CUMULATIVE)
+                payload = encode(chosen, batch.resource, temporality, slices, self._attributes)
+                outcome = sender.send(payload, deadline - time.monotonic(), force=force) if chosen else Outcome.SENT
+        if self._delta:
+            if outcome is Outcome.SENT:
+                self._sent_tracker.acknowledge(series)
+            else:
+                self._sent_tracker.failed(series)
+        elif outcome is Outcome.REJECTED:
+            self._dropped["metrics_rejected"] += 1
+        return outcome is Outcome.SENT
+
+    def flush(self, timeout_s: float = TIMEOUT_S) -> bool:
+        """Deliver now, breaker or not; True when everything that has a receiver was delivered."""
+        return self.run_once(timeout_s, force=True)
+
+    def shutdown(self, timeout_s: float = SHUTDOWN_S) -> bool:
+        """One last delivery within `timeout_s`, then close; True when it arrived. A second call does nothing.
+
+        A receiver that is known to be away is not tried again, and a run in another thread is given the time that is left: the caller
+        gets control back in time whatever the receiver does.
+        """
+        if self._closed:
+            return True
+        deadline = time.monotonic() + timeout_s
+        delivered = False
+        if self._lock.acquire(timeout=timeout_s):
+            try:
+                with guard("export"):
+                    delivered = self._run(deadline, force=False)
+            finally:
+                self._closed = True
+                for ring in self._rings.values():
+                    ring.close()
+                self._store.close()
+                self._lock.release()
+        self._closed = True
+        for sender in self._senders.values():
+            sender.close()
+        return delivered
+
+    def after_fork(self, directory: Path | None = None) -> None:
+        """In a forked child: forget what the parent put down, never touch its files and connections, start with fresh ones.
+
+        Args:
+            directory: The child's own slot; None keeps nothing on disk.
+        """
+        self._lock = threading.Lock()  # another thread of the parent may have held the old one
+        self._senders = {signal: sender.after_fork() for signal, sender in self._senders.items()}
+        for ring in self._rings.values():
+            ring.close()
+        self._store.close()
+        self._reset(directory)
+
+    def status(self) -> dict[str, Any]:
+        """What is on, where it goes, what failed."""
+        return {
+            "targets": {
+                signal: {
+                    "endpoint": sender.target.endpoint,
+                    "protocol": sender.target.protocol,
+                    "sent": sender.sent,
+                    "failed": sender.failed,
+                    "refused": sender.refused,
+                    "breaker_open": sender.breaker.open,
+                    "last_error": sender.last_error or None,
+                }
+                for signal, sender in self._senders.items()
+            },
+            "temporality": "delta" if self._delta else "cumulative",
+            "events_waiting": len(self._events),
+            "dropped": dict(self._dropped),
+            "series_overflow": self._builder.overflowed,
+            "ring": {signal: ring.problem or "on" for signal, ring in self._rings.items()},
+            "index": self._store.problem or "on",
+        }

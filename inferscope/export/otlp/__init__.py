@@ -1,0 +1,1 @@
+"""OTLP: buckets, metrics and logs as values, their protobuf and JSON, targets and transport."""

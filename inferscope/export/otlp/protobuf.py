@@ -1,0 +1,184 @@
+"""The protobuf of OTLP, one small message at a time.
+
+The only module with the generated OTLP classes; it is imported in functions, from the export thread's set-up.
+Concatenated encodings of one message type merge (repeated fields append), which lets large requests be built from small pieces.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue, KeyValueList
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
+from opentelemetry.proto.metrics.v1 import metrics_pb2 as pb
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from inferscope import semconv
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from inferscope.export.otlp.logs import Event
+    from inferscope.export.otlp.metrics import Series
+
+__all__ = ["any_value", "logs_request", "metric", "point", "point_attributes", "rejected", "request"]
+
+EXPONENTIAL = "exponential_histogram"
+EXPLICIT = "histogram"
+SUM = "sum"
+GAUGE = "gauge"
+
+
+def any_value(value: Any) -> AnyValue:
+    """A Python value as AnyValue; mappings and sequences nest, anything foreign becomes its type's name."""
+    if isinstance(value, bool):
+        return AnyValue(bool_value=value)
+    if isinstance(value, int):
+        return AnyValue(int_value=value) if -(1 << 63) <= value < 1 << 63 else AnyValue(double_value=float(value))
+    if isinstance(value, float):
+        return AnyValue(double_value=value)
+    if isinstance(value, str):
+        return AnyValue(string_value=value)
+    if isinstance(value, dict):
+        return AnyValue(kvlist_value=KeyValueList(values=key_values(value.items())))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    if isinstance(value, (list, tuple)):
+        return AnyValue(array_value=ArrayValue(values=[any_value(item) for item in value]))  # pyright: ignore[reportUnknownVariableType]
+    return AnyValue() if value is None else AnyValue(string_value=type(value).__name__)
+
+
+def key_values(items: Iterable[tuple[Any, Any]]) -> list[KeyValue]:
+    """Attributes in OTLP's form."""
+    return [KeyValue(key=str(key), value=any_value(value)) for key, value in items]
+
+
+def point(series: Series) -> tuple[str, bytes]:
+    """Field of Metric that holds the series, and its serialized data point without attributes."""
+    start, now = series.start_unix_ns, series.now_unix_ns
+    buckets = series.buckets
+    if buckets is None:
+        number = pb.NumberDataPoint(start_time_unix_nano=start, time_unix_nano=now)
+        if isinstance(series.value, int):
+            number.as_int = series.value
+        else:
+            number.as_double = series.value
+        return (SUM if series.monotonic else GAUGE), number.SerializeToString()
+    if buckets.scale is None:
+        shaped = pb.HistogramDataPoint(
+            count=buckets.count,
+            sum=buckets.total,
+            bucket_counts=buckets.counts.tolist(),
+            explicit_bounds=buckets.bounds,
+            start_time_unix_nano=start,
+            time_unix_nano=now,
+        )
+        _extremes(shaped, buckets.low, buckets.high)
+        return EXPLICIT, shaped.SerializeToString()
+    body = pb.ExponentialHistogramDataPoint(
+        count=buckets.count,
+        sum=buckets.total,
+        scale=buckets.scale,
+        zero_count=buckets.zero_count,
+        zero_threshold=buckets.zero_threshold,
+        positive=pb.ExponentialHistogramDataPoint.Buckets(offset=buckets.offset, bucket_counts=buckets.counts.tolist()),
+        start_time_unix_nano=start,
+        time_unix_nano=now,
+    )
+    _extremes(body, buckets.low, buckets.high)
+    return EXPONENTIAL, body.SerializeToString()
+
+
+def _extremes(body: pb.HistogramDataPoint | pb.ExponentialHistogramDataPoint, low: float | None, high: float | None) -> None:
+    if low is not None:
+        body.min = low
+    if high is not None:
+        body.max = high
+
+
+def point_attributes(series: Series) -> bytes:
+    """The attributes alone, in the encoding of the series' kind of data point."""
+    attributes = key_values(series.attributes)
+    if series.buckets is None:
+        return pb.NumberDataPoint(attributes=attributes).SerializeToString()
+    if series.buckets.scale is None:
+        return pb.HistogramDataPoint(attributes=attributes).SerializeToString()
+    return pb.ExponentialHistogramDataPoint(attributes=attributes).SerializeToString()
+
+
+def metric(name: str, unit: str, shape: str, points: Sequence[bytes], temporality: int) -> bytes:
+    """A serialized Metric with the given serialized data points."""
+    chosen = pb.AggregationTemporality.ValueType(temporality)
+    if shape == EXPONENTIAL:
+        head = pb.ExponentialHistogram(aggregation_temporality=chosen).SerializeToString()
+        field, outer = pb.ExponentialHistogram.DATA_POINTS_FIELD_NUMBER, pb.Metric.EXPONENTIAL_HISTOGRAM_FIELD_NUMBER
+    elif shape == EXPLICIT:
+        head = pb.Histogram(aggregation_temporality=chosen).SerializeToString()
+        field, outer = pb.Histogram.DATA_POINTS_FIELD_NUMBER, pb.Metric.HISTOGRAM_FIELD_NUMBER
+    elif shape == SUM:
+        head = pb.Sum(aggregation_temporality=chosen, is_monotonic=True).SerializeToString()
+        field, outer = pb.Sum.DATA_POINTS_FIELD_NUMBER, pb.Metric.SUM_FIELD_NUMBER
+    else:
+        head = b""
+        field, outer = pb.Gauge.DATA_POINTS_FIELD_NUMBER, pb.Metric.GAUGE_FIELD_NUMBER
+    body = head + b"".join(_wrap(field, item) for item in points)
+    return pb.Metric(name=name, unit=unit).SerializeToString() + _wrap(outer, body)
+
+
+def request(metrics: Sequence[bytes], resource: Mapping[str, Any]) -> bytes:
+    """A serialized ExportMetricsServiceRequest around serialized metrics."""
+    scope = pb.ScopeMetrics(scope=InstrumentationScope(name=semconv.SCOPE)).SerializeToString()
+    scope += b"".join(_wrap(pb.ScopeMetrics.METRICS_FIELD_NUMBER, item) for item in metrics)
+    outer = pb.ResourceMetrics(resource=_resource(resource)).SerializeToString()
+    outer += _wrap(pb.ResourceMetrics.SCOPE_METRICS_FIELD_NUMBER, scope)
+    return _wrap(ExportMetricsServiceRequest.RESOURCE_METRICS_FIELD_NUMBER, outer)
+
+
+def logs_request(events: Iterable[Event], resource: Mapping[str, Any]) -> bytes:
+    """A serialized ExportLogsServiceRequest."""
+    records = [
+        LogRecord(
+            time_unix_nano=event.time_unix_ns,
+            observed_time_unix_nano=event.time_unix_ns,
+            severity_number=event.severity,  # type: ignore[arg-type]
+            severity_text=event.severity_text,
+            event_name=event.name,
+            body=any_value(event.body),
+            attributes=key_values(event.attributes.items()),
+            trace_id=bytes.fromhex(event.trace[0]) if event.trace else b"",
+            span_id=bytes.fromhex(event.trace[1]) if event.trace else b"",
+        )
+        for event in events
+    ]
+    scope = ScopeLogs(scope=InstrumentationScope(name=semconv.SCOPE), log_records=records)
+    return ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=_resource(resource), scope_logs=[scope])]).SerializeToString()
+
+
+def rejected(signal: str, body: bytes) -> tuple[int, str]:
+    """Points or records that a receiver refused in a successful answer (partial success), and its reason."""
+    try:
+        if signal == "metrics":
+            metrics = ExportMetricsServiceResponse.FromString(body).partial_success
+            return metrics.rejected_data_points, metrics.error_message
+        logs = ExportLogsServiceResponse.FromString(body).partial_success
+    except Exception:  # noqa: BLE001  (some receivers answer a success with JSON or text)
+        return 0, ""
+    return logs.rejected_log_records, logs.error_message
+
+
+def _resource(resource: Mapping[str, Any]) -> Resource:
+    return Resource(attributes=key_values(sorted((key, value) for key, value in resource.items() if value is not None)))
+
+
+def _wrap(field: int, payload: bytes) -> bytes:
+    """A length-delimited field: tag, length as varint, payload."""
+    return _varint(field << 3 | 2) + _varint(len(payload)) + payload
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
