@@ -1,0 +1,46 @@
+"""Chooses the implementation that records: off, the C core, or its pure-Python twin.
+
+`INFERSCOPE_DISABLED=1` is read before anything else loads; `INFERSCOPE_PURE=1`, or a core that was not built or does not load, gives the twin.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from inferscope.record.fallback import Recorder
+
+__all__ = ["IMPLEMENTATION", "REASON", "Recorder", "default"]
+
+
+def _choose() -> tuple[str, str, type[Recorder]]:
+    """Name, reason and class of the implementation."""
+    if os.environ.get("INFERSCOPE_DISABLED") == "1":
+        from inferscope.record import disabled
+
+        return "disabled", "INFERSCOPE_DISABLED=1", disabled.Recorder
+    from inferscope.record import fallback
+
+    if os.environ.get("INFERSCOPE_PURE") == "1":
+        return "pure", "INFERSCOPE_PURE=1", fallback.Recorder
+    try:
+        from inferscope.record import _native
+    except Exception as error:  # noqa: BLE001 - a core that does not load must not stop the application
+        return "pure", f"the C core does not load: {error}", fallback.Recorder
+    return "native", "", _native.Recorder  # type: ignore[return-value,unused-ignore]
+
+
+_CHOICE = _choose()
+
+IMPLEMENTATION: Final = _CHOICE[0]
+"""`native`, `pure` or `disabled`."""
+
+REASON: Final = _CHOICE[1]
+"""Why it is not `native`; empty when it is."""
+
+if not TYPE_CHECKING:
+    Recorder = _CHOICE[2]
+
+default: Final[Recorder] = Recorder()
+"""The process's recorder."""

@@ -1,0 +1,112 @@
+"""Running totals of one request class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from inferscope.record.pure.bands import BandTable, row_of
+from inferscope.types import COLUMN_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from inferscope.record.pure.histogram import Series
+
+__all__ = ["RequestClass"]
+
+_SMOOTHING: Final = 16
+_MILLISECOND: Final = 1_000_000
+
+
+class RequestClass:
+    """What is counted for requests of one name, model and class.
+
+    Args:
+        index: Position in the recorder's list.
+        key: Request name, model, class.
+        series: Wall times.
+        edges: Objective edges in ns, ascending.
+    """
+
+    __slots__ = (
+        "bands", "cls", "count", "cpu_ns", "cpu_requests", "cpu_wall_ns", "edges", "errors", "excluded", "heap", "index", "items",
+        "late_spans", "model", "name", "seen", "series", "started", "truncated", "typical_ns", "violations", "wall_ns",
+    )  # fmt: skip
+
+    def __init__(self, index: int, key: tuple[str, str | None, str | None], series: Series, edges: tuple[int, ...]) -> None:
+        self.index = index
+        self.name, self.model, self.cls = key
+        self.series = series
+        self.edges = edges
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything that was counted."""
+        self.bands = BandTable(COLUMN_LIMIT)
+        self.count = self.errors = self.items = self.excluded = self.late_spans = self.truncated = 0
+        self.wall_ns = self.cpu_ns = self.cpu_wall_ns = self.cpu_requests = 0
+        self.violations = [0] * len(self.edges)
+        self.started = 0
+        self.typical_ns = 0
+        self.heap: list[int] = []
+        self.seen: dict[int, int] = {}
+
+    def set_edges(self, edges: tuple[int, ...]) -> None:
+        """Put other edges in force; rows of the old ones return to their bands."""
+        if edges != self.edges:
+            kept = dict(zip(self.edges, self.violations, strict=True))
+            self.bands.fold_edges(self.edges)
+            self.violations = [kept.get(edge, 0) for edge in edges]
+            self.edges = edges
+
+    def row_of(self, wall_ns: int) -> int:
+        """The band row of a wall time."""
+        return row_of(wall_ns, self.edges)
+
+    def wants_cpu(self) -> bool:
+        """Whether `auto` measures the next request: requests of 1 ms or more always, shorter ones 1 in 64."""
+        number = self.started
+        self.started = number + 1
+        return self.typical_ns >= _MILLISECOND or number % 64 == 0
+
+    def count_request(self, wall_ns: int, items: int, *, error: bool) -> None:
+        """Count what holds for every request, profiled or not."""
+        self.count += 1
+        self.items += items
+        self.wall_ns += wall_ns
+        if error:
+            self.errors += 1
+        violations = self.violations
+        for index, edge in enumerate(self.edges):
+            if wall_ns > edge:
+                violations[index] += 1
+        self.typical_ns = self.typical_ns + (wall_ns - self.typical_ns) // _SMOOTHING if self.typical_ns else wall_ns
+
+    def count_latency(self, wall_ns: int, vector: Sequence[int]) -> int:
+        """Count the wall time and fold the exclusive vector; gives the band row."""
+        row = self.row_of(wall_ns)
+        self.series.record(wall_ns)
+        self.bands.add(row, vector)
+        return row
+
+    def count_cpu(self, cpu_ns: int, wall_ns: int) -> None:
+        """Count a request whose thread CPU time is known."""
+        self.cpu_ns += cpu_ns
+        self.cpu_wall_ns += wall_ns
+        self.cpu_requests += 1
+
+    def read(self) -> dict[str, int | tuple[int, ...]]:
+        """The running totals by name."""
+        return {
+            "count": self.count,
+            "errors": self.errors,
+            "items": self.items,
+            "excluded": self.excluded,
+            "late_spans": self.late_spans,
+            "truncated": self.truncated,
+            "violations": tuple(self.violations),
+            "wall_ns": self.wall_ns,
+            "cpu_ns": self.cpu_ns,
+            "cpu_wall_ns": self.cpu_wall_ns,
+            "cpu_requests": self.cpu_requests,
+        }

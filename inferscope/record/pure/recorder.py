@@ -1,0 +1,177 @@
+"""The recorder of one process: names in, counts and retained requests out."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from inferscope.record.pure.attach import Attachment
+from inferscope.record.pure.noop import NOOP, Noop
+from inferscope.record.pure.registry import NO_COLUMN, Registry
+from inferscope.record.pure.request import Request
+from inferscope.record.pure.retention import Retention
+from inferscope.record.pure.span import Span
+from inferscope.record.pure.state import Counters, Shared, ThreadState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Buffer
+
+    from inferscope.record.pure.state import FinishHook, SpanHook, StartHook
+
+__all__ = ["Recorder"]
+
+_EDGE_LIMIT = 4
+
+
+class Recorder(Shared):
+    """Times requests, stages, locks and intervals; read by one worker, which never blocks a writer.
+
+    Args:
+        clock: Source of nanoseconds for tests; None is `time.perf_counter_ns`.
+    """
+
+    def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
+        super().__init__(clock)
+        self.next_id = count(1).__next__
+        self.registry = Registry(self)
+        self.retention = Retention(self.losses)
+
+    def stage(self, name: str, /) -> Span | Noop:
+        """A span of a stage: `with recorder.stage("x"):` or `@recorder.stage("x")`."""
+        return Span(self.registry.stages[name]) if self.enabled else NOOP
+
+    def request(
+        self,
+        name: str,
+        /,
+        *,
+        size: float | None = None,
+        items: int = 1,
+        model: str | None = None,
+        cls: str | None = None,
+        started_ns: int | None = None,
+    ) -> Request | Noop:
+        """A request: context manager and decorator.
+
+        Args:
+            name: Request name; low cardinality.
+            size: Whatever makes work larger (tokens, rows, pixels).
+            items: Things done, for throughput.
+            model: Model name.
+            cls: A bounded class, such as a tenant tier.
+            started_ns: True arrival on the recorder's clock; the time up to the entry is the queue `backlog`.
+        """
+        return Request(self, name, size, items, model, cls, started_ns) if self.enabled else NOOP
+
+    def interval(
+        self, kind: str, name: str, start_ns: int, end_ns: int, /, *, flags: int = 0, aux: int = 0, request: Request | None = None
+    ) -> None:
+        """Count an interval that was measured elsewhere and place it in the current (or given) request; never raises."""
+        if not self.enabled:
+            return
+        try:
+            definition = self.registry.interval(kind, name)
+            definition.series.record(end_ns - start_ns)
+            into = self.context.get() if request is None else request
+            if isinstance(into, Request) and definition.column != NO_COLUMN:
+                into.place(definition.column, start_ns, end_ns, flags, aux)
+        except Exception:
+            self.failed()
+
+    def current(self) -> Request | None:
+        """The current request of this thread or task; None when there is none or it closed."""
+        request = self.context.get()
+        return request if request is not None and request.open else None
+
+    def attach(self, request: Request | Noop | None) -> Attachment:
+        """A context manager that makes `request` current in this thread or task."""
+        return Attachment(self, request if isinstance(request, Request) else None)
+
+    def set_edges(self, request_name: str, edges_ns: Sequence[int]) -> None:
+        """Put at most 4 exact objective edges in force for every class of a request."""
+        self.registry.set_edges(request_name, tuple(sorted({int(edge) for edge in edges_ns}))[:_EDGE_LIMIT])
+
+    def set_hooks(
+        self,
+        *,
+        on_start: StartHook | None = None,
+        on_enter: SpanHook | None = None,
+        on_exit: SpanHook | None = None,
+        on_finish: FinishHook | None = None,
+    ) -> None:
+        """Replace all four hooks; what they raise is swallowed and counted.
+
+        Args:
+            on_start: At each request's start while `armed`; True makes the request wanted.
+            on_enter: Before each span of a wanted request, and for the request itself.
+            on_exit: After each of them.
+            on_finish: When a wanted request finished, before it is counted; may set `request.profiled`.
+        """
+        self.on_start, self.on_enter, self.on_exit, self.on_finish = on_start, on_enter, on_exit, on_finish
+
+    def columns(self) -> list[tuple[str, str]]:
+        """Kind and name of each column of the exclusive vectors; grow-only."""
+        return list(self.registry.columns)
+
+    def series(self) -> list[tuple[int, str, tuple[str, ...], int, int, int]]:
+        """Index, kind, labels, digits, lowest ns and number of counts of each series; grow-only."""
+        return [(s.index, s.kind, s.labels, s.digits, s.lowest_ns, len(s.counts)) for s in tuple(self.registry.series)]
+
+    def read_counts(self, index: int, buffer: Buffer) -> tuple[int, int, int]:
+        """Copy a series' running counts to a writable int64 buffer; gives count, sum in ns and clamped.
+
+        Raises:
+            IndexError: No such series.
+            ValueError: The buffer is too short.
+        """
+        return self.registry.series[index].read(buffer)
+
+    def classes(self) -> list[tuple[int, str, str | None, str | None, int, tuple[int, ...]]]:
+        """Index, request, model, class, series index and edges of each request class; grow-only."""
+        return [(c.index, c.name, c.model, c.cls, c.series.index, c.edges) for c in tuple(self.registry.classes)]
+
+    def read_class(self, index: int) -> dict[str, int | tuple[int, ...]]:
+        """A class's running totals.
+
+        Raises:
+            IndexError: No such class.
+        """
+        return self.registry.classes[index].read()
+
+    def read_bands(self, index: int) -> tuple[bytes, bytes, bytes]:
+        """A class's running band sums: ids (int32), counts (int64), sums (int64, rows by columns), by ascending latency.
+
+        Raises:
+            IndexError: No such class.
+        """
+        of = self.registry.classes[index]
+        return of.bands.read(of.edges, len(self.registry.columns))
+
+    def drain(self) -> list[tuple[Any, ...]]:
+        """Requests retained since the last call."""
+        return self.retention.drain()
+
+    def begin_epoch(self, *, breaching: int = 2048, reservoir: int = 64, slowest: int = 32) -> None:
+        """Renew the retention budgets.
+
+        Args:
+            breaching: Requests above their first edge, all classes together.
+            reservoir: Requests sampled from each band of each class.
+            slowest: Size of each class's list of the slowest.
+        """
+        self.retention.begin_epoch(tuple(self.registry.classes), breaching, reservoir, slowest)
+
+    def counters(self) -> dict[str, int]:
+        """Everything that was dropped or failed."""
+        return {**self.losses.as_dict(), "clamped": sum(s.clamped for s in tuple(self.registry.series))}
+
+    def after_fork(self) -> None:
+        """In the child: forget counts, retained requests and open requests; names stay."""
+        self.generation += 1
+        self.thread = ThreadState()
+        self.registry.after_fork()
+        self.retention.clear()
+        self.losses.clear()
+        self.context.set(None)

@@ -1,0 +1,122 @@
+"""What every part of one recorder shares: clock, current request, hooks, switches and failure counts."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from inferscope.record.pure.request import Request
+
+    StartHook = Callable[[Request], bool | None]
+    SpanHook = Callable[[Request, str, str], None]
+    FinishHook = Callable[[Request, int], None]
+
+__all__ = ["Counters", "Shared", "ThreadState"]
+
+
+class Counters:
+    """Everything that was dropped or failed."""
+
+    __slots__ = ("column_overflow", "hook_errors", "internal_errors", "late_spans", "retained_dropped", "series_overflow", "truncated")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Set all to 0."""
+        self.late_spans = 0
+        self.truncated = 0
+        self.column_overflow = 0
+        self.series_overflow = 0
+        self.retained_dropped = 0
+        self.hook_errors = 0
+        self.internal_errors = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The counters by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class ThreadState(threading.local):
+    """What a recorder knows about the calling thread."""
+
+    def __init__(self) -> None:
+        self.native_id = threading.get_native_id()
+        self.traffic = Traffic()
+
+
+class Traffic:
+    """Requests of one thread, to tell whether its CPU time belongs to a single one."""
+
+    __slots__ = ("entered", "open")
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self.open = 0
+
+
+class Shared:
+    """The state that spans, requests and locks of one recorder share.
+
+    Args:
+        clock: Source of nanoseconds; None is `time.perf_counter_ns`.
+    """
+
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        self.clock: Callable[[], int] = time.perf_counter_ns if clock is None else clock
+        self.context: ContextVar[Request | None] = ContextVar("inferscope.request", default=None)
+        self.thread = ThreadState()
+        self.losses = Counters()
+        self.generation = 0
+        self.enabled = True
+        self.armed = False
+        self.cpu_mode = "auto"
+        self.strict = os.environ.get("INFERSCOPE_STRICT") == "1"
+        self.on_start: StartHook | None = None
+        self.on_enter: SpanHook | None = None
+        self.on_exit: SpanHook | None = None
+        self.on_finish: FinishHook | None = None
+
+    def failed(self) -> None:
+        """Count a failure of ours; to be called in its `except` block. Raises it again when `INFERSCOPE_STRICT=1`."""
+        self.losses.internal_errors += 1
+        if self.strict:
+            raise  # noqa: PLE0704 - documented: the caller's exception
+
+    def start_hook(self, request: Request) -> None:
+        """Let `on_start` decide whether the request is wanted."""
+        try:
+            if self.on_start is not None and self.on_start(request):
+                request.wanted = True
+        except Exception:
+            self.losses.hook_errors += 1
+
+    def enter_hook(self, request: Request, name: str, kind: str) -> None:
+        """Tell `on_enter` that a span of a wanted request opens."""
+        try:
+            if self.on_enter is not None:
+                self.on_enter(request, name, kind)
+        except Exception:
+            self.losses.hook_errors += 1
+
+    def exit_hook(self, request: Request, name: str, kind: str) -> None:
+        """Tell `on_exit` that a span of a wanted request closed."""
+        try:
+            if self.on_exit is not None:
+                self.on_exit(request, name, kind)
+        except Exception:
+            self.losses.hook_errors += 1
+
+    def finish_hook(self, request: Request, wall_ns: int) -> None:
+        """Let `on_finish` see the wall time before anything is counted."""
+        try:
+            if self.on_finish is not None:
+                self.on_finish(request, wall_ns)
+        except Exception:
+            self.losses.hook_errors += 1
