@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from inferscope.diagnose.attribution import Attribution, attribute
-    from inferscope.diagnose.evidence import Horizon, merge, read_documents
+    from inferscope.diagnose.evidence import Horizon, read_documents
     from inferscope.diagnose.incident import diagnose, from_dict, load, load_directory, save, to_dict
+    from inferscope.diagnose.merging import merge
     from inferscope.diagnose.trace import TraceSummary, read_trace
     from inferscope.diagnose.whatif import Plan, plan
 
@@ -36,8 +37,9 @@ __all__ = [
 
 _HOMES: Final = {
     "attribution": ("Attribution", "attribute"),
-    "evidence": ("Horizon", "merge", "read_documents"),
+    "evidence": ("Horizon", "read_documents"),
     "incident": ("diagnose", "from_dict", "load", "load_directory", "save", "to_dict"),
+    "merging": ("merge",),
     "trace": ("TraceSummary", "read_trace"),
     "whatif": ("Plan", "plan"),
 }

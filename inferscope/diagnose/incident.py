@@ -9,8 +9,9 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from inferscope.diagnose.attribution import attribute
-from inferscope.diagnose.evidence import Document, Horizon, merge, quantile_ns, read_documents, read_json
+from inferscope.diagnose.evidence import Document, Horizon, quantile_ns, read_documents, read_json
 from inferscope.diagnose.findings import Context, evaluate, model_label
+from inferscope.diagnose.merging import merge
 from inferscope.diagnose.rules import ALL
 from inferscope.diagnose.trace import StageSpan, TraceSummary, read_trace
 from inferscope.diagnose.whatif import Plan, plan
@@ -258,9 +259,11 @@ def _finding(row: Document) -> Finding:
 def _build(cls: type[_Value], row: Document) -> _Value:
     """Construct a dataclass from JSON: lists become tuples, unknown keys are dropped."""
     names = {field.name for field in fields(cast(Any, cls))}
-    return cls(
-        **{name: tuple(cast("list[Any]", value)) if isinstance(value, list) else value for name, value in row.items() if name in names}
-    )
+    return cls(**{name: _frozen(value) for name, value in row.items() if name in names})
+
+
+def _frozen(value: object) -> object:
+    return tuple(cast("list[object]", value)) if isinstance(value, list) else value
 
 
 def save(incident: Incident, directory: Path) -> Path:

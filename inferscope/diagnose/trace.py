@@ -8,28 +8,24 @@ synchronise on the same thread is a synchronous copy, whatever `non_blocking` sa
 from __future__ import annotations
 
 import gzip
-import io
-import json
 import zlib
 from array import array
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from inferscope.diagnose.stream import open_trace, stream
 from inferscope.errors import EvidenceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["TOLERANCE_NS", "Operator", "StageSpan", "TraceSummary", "Transfer", "read_trace", "stream"]
+__all__ = ["TOLERANCE_NS", "Operator", "StageSpan", "TraceSummary", "Transfer", "read_trace"]
 
 TOLERANCE_NS: Final = 50_000
 """How far an operator may lie outside a stage and still be joined to it: twice the clocks' worst measured disagreement."""
 
-_CHUNK: Final = 1 << 20
-_LARGEST_VALUE: Final = 64 << 20
-_WHITESPACE: Final = " \t\r\n"
 _CPU: Final = frozenset({"cpu_op", "operator"})
 _RUNTIME: Final = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "mtia_runtime", "xpu_runtime"})
 _DEVICE: Final = frozenset({"kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset", "mtia_ccp_events"})
@@ -107,7 +103,7 @@ def read_trace(path: Path, spans: Sequence[StageSpan] = ()) -> TraceSummary:
     """
     reader = _Reader()
     try:
-        with _open(path) as text:
+        with open_trace(path) as text:
             for event in stream(text, reader.header):
                 reader.add(event)
     except EvidenceError as error:
@@ -120,126 +116,6 @@ def read_trace(path: Path, spans: Sequence[StageSpan] = ()) -> TraceSummary:
         msg = f"{path.name}: cannot be read ({error.strerror or error})"
         raise EvidenceError(msg) from error
     return reader.summary(spans)
-
-
-def _open(path: Path) -> IO[str]:
-    raw = path.open("rb")
-    magic = raw.read(2)
-    raw.seek(0)
-    binary: IO[bytes] = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if magic == b"\x1f\x8b" else raw
-    return io.TextIOWrapper(binary, encoding="utf-8", errors="replace")
-
-
-class _Buffer:
-    """A sliding window over the text with the position of the next character."""
-
-    def __init__(self, text: IO[str]) -> None:
-        self.text = text
-        self.data = ""
-        self.position = 0
-        self.ended = False
-        self.decoder = json.JSONDecoder(strict=False)
-
-    def fill(self) -> bool:
-        """Drop what was read and append a chunk; False at the end."""
-        chunk = "" if self.ended else self.text.read(_CHUNK)
-        self.ended = not chunk
-        self.data = self.data[self.position :] + chunk
-        self.position = 0
-        return bool(chunk)
-
-    def peek(self) -> str:
-        """The next character that is no white space, or an empty string at the end."""
-        while True:
-            data, position, end = self.data, self.position, len(self.data)
-            while position < end and data[position] in _WHITESPACE:
-                position += 1
-            self.position = position
-            if position < end:
-                return data[position]
-            if not self.fill():
-                return ""
-
-    def expect(self, character: str) -> None:
-        """Consume one character."""
-        found = self.peek()
-        if found != character:
-            msg = f"damaged: expected {character!r}, found {found!r}" if found else "truncated"
-            raise EvidenceError(msg)
-        self.position += 1
-
-    def value(self) -> object:
-        """Decode the next JSON value, reading on as long as it is incomplete."""
-        if not self.peek():
-            msg = "truncated"
-            raise EvidenceError(msg)
-        while True:
-            try:
-                value, end = self.decoder.raw_decode(self.data, self.position)
-            except ValueError as error:
-                if len(self.data) - self.position > _LARGEST_VALUE:
-                    msg = "damaged: a value of more than 64 MiB"
-                    raise EvidenceError(msg) from error
-                if not self.fill():
-                    at_end = getattr(error, "pos", 0) >= len(self.data) - 1 or "Unterminated" in str(error)
-                    msg = "truncated" if at_end else f"damaged JSON ({error})"
-                    raise EvidenceError(msg) from error
-                continue
-            if end == len(self.data) and not isinstance(value, (dict, list, str)) and self.fill():
-                continue  # a number could go on in the next chunk
-            self.position = end
-            return cast("object", value)
-
-
-def stream(text: IO[str], header: dict[str, object]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace one by one; other top-level values go to `header`.
-
-    Args:
-        text: The trace, either an object with `traceEvents` or a bare array of events.
-        header: Filled while reading; complete only at the end, since keys may follow the events.
-
-    Raises:
-        EvidenceError: As `read_trace`, without the file's name.
-    """
-    buffer = _Buffer(text)
-    first = buffer.peek()
-    if not first:
-        msg = "empty file"
-        raise EvidenceError(msg)
-    if first == "[":
-        yield from _array(buffer)
-        return
-    if first != "{":
-        msg = "not a trace: neither a JSON object nor an array"
-        raise EvidenceError(msg)
-    buffer.expect("{")
-    found = False
-    while buffer.peek() != "}":
-        key = buffer.value()
-        buffer.expect(":")
-        if key == "traceEvents" and buffer.peek() == "[":
-            found = True
-            yield from _array(buffer)
-        else:
-            header[str(key)] = buffer.value()
-        if buffer.peek() != "}":
-            buffer.expect(",")
-    if not found:
-        msg = "not a trace: no traceEvents array"
-        raise EvidenceError(msg)
-
-
-def _array(buffer: _Buffer) -> Iterator[dict[str, Any]]:
-    buffer.expect("[")
-    while buffer.peek() != "]":
-        event = buffer.value()
-        if not isinstance(event, dict):
-            msg = f"not a trace: an event is a {type(event).__name__}"
-            raise EvidenceError(msg)
-        yield cast("dict[str, Any]", event)
-        if buffer.peek() != "]":
-            buffer.expect(",")
-    buffer.expect("]")
 
 
 class _Thread:

@@ -44,7 +44,7 @@ def model_stage(context: Context) -> Iterable[Finding]:
         share=share.share,
         what_if_p99_ms=what_if,
         refute_by=f"Serve a smaller model on one replica: if P99 falls by more than {share.tail_ms:.1f} ms, this is wrong.",
-        fix="None needed here: leave the model as it is and work on the causes above.",
+        fix="Leave the model as it is; work on the columns that own the excess.",
         rollback="Nothing to roll back.",
     )
 

@@ -1,0 +1,108 @@
+"""How numbers are written in every report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inferscope.types import CaptureSummary, Evidence, Incident, Share, WhatIf
+
+__all__ = [
+    "capture_line",
+    "count",
+    "evidence_line",
+    "excess_ms",
+    "held",
+    "load_line",
+    "milliseconds",
+    "number",
+    "objective",
+    "percent",
+    "plus_minus",
+]
+
+
+def number(value: float) -> str:
+    """Three significant digits, without exponents."""
+    size = abs(value)
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 2
+    return f"{value if abs(value) >= 0.005 else 0.0:.{decimals}f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Milliseconds with their unit, or n/a."""
+    return "n/a" if value is None else f"{number(value)} ms"
+
+
+def count(value: int) -> str:
+    """Digits in groups of three."""
+    return f"{value:,}".replace(",", " ")
+
+
+def percent(fraction: float) -> str:
+    """A whole percentage; never a negative zero."""
+    return f"{round(100 * fraction) + 0} %"
+
+
+def plus_minus(share: Share) -> str:
+    """Half the 95 % interval in points, or n/a."""
+    if share.ci is None:
+        return "± n/a"
+    half = 50 * (share.ci[1] - share.ci[0])
+    return f"± {round(half)}" if half >= 1 else "± <1"
+
+
+def excess_ms(incident: Incident) -> float:
+    """How much slower the tail is than the body."""
+    return sum(share.tail_ms - share.body_ms for share in incident.attribution)
+
+
+def held(incident: Incident) -> bool:
+    """Whether the objective held over the horizon: no more requests above it than its quantile allows."""
+    return incident.exceeding <= (1.0 - incident.breach.quantile) * incident.requests
+
+
+def objective(incident: Incident) -> str:
+    """The objective and whether it held."""
+    name = f"P{100 * incident.breach.quantile:g} of {incident.breach.request} at most {incident.breach.threshold_ms:g} ms"
+    return f"{name}: {'HOLDS' if held(incident) else 'BROKEN'}"
+
+
+def load_line(incident: Incident) -> str:
+    """Rate, counts, errors, device."""
+    share = 100 * incident.exceeding / incident.requests if incident.requests else 0.0
+    busy = "n/a" if incident.device_busy is None else percent(incident.device_busy)
+    parts = [
+        f"{number(incident.throughput_rps)} requests/s",
+        f"{count(incident.requests)} requests",
+        f"{count(incident.exceeding)} above the objective ({share:.2g} %)",
+        f"{count(incident.errors)} errors",
+        f"device busy {busy}",
+    ]
+    if incident.excluded:
+        parts.insert(2, f"{count(incident.excluded)} profiled")
+    return " · ".join(parts)
+
+
+def evidence_line(evidence: Evidence) -> str:
+    """One measured value."""
+    value = evidence.value if isinstance(evidence.value, str) else f"{evidence.value + 0.0:.6g}"
+    unit = f" {evidence.unit}" if evidence.unit else ""
+    interval = "" if evidence.ci is None else f" [{evidence.ci[0] + 0.0:g}, {evidence.ci[1] + 0.0:g}]"
+    place = "" if evidence.artefact is None else f" ({evidence.artefact})"
+    return f"{evidence.metric}: {value}{unit}{interval}{place}"
+
+
+def what_if_line(entry: WhatIf) -> tuple[str, str]:
+    """The causes and the estimate."""
+    return " + ".join(entry.fix), milliseconds(entry.p99_ms) + ("  meets the objective" if entry.meets_objective else "")
+
+
+def capture_line(capture: CaptureSummary) -> str:
+    """What was captured, and what it cost the captured request."""
+    requests = ", ".join(str(request) for request in capture.requests) or "n/a"
+    events = "n/a" if capture.events is None else count(capture.events)
+    kind = "slow" if capture.slow else "healthy"
+    stages = ", ".join(f"{name} {number(ms)} ms" for name, ms in sorted(capture.stages.items(), key=lambda item: -item[1]))
+    joined = f"; operators by stage: {stages}" if stages else ""
+    return f"{capture.id}: tier {capture.tier}, {kind} request {requests}, {events} events, stall {number(capture.stall_ms)} ms{joined}"
