@@ -9,6 +9,7 @@ from __future__ import annotations
 from inferscope.export.exporter import Exporter
 from inferscope.export.otlp.logs import Event, breach_event, capture_event, incident_event
 from inferscope.export.otlp.metrics import ExportBatch, Total, class_attributes
+from inferscope.export.otlp.totals import Objective, request_totals
 from inferscope.export.ring import read_ring
 from inferscope.export.store import StoredEvent, StoredWindow, read_store
 
@@ -16,6 +17,7 @@ __all__ = [
     "Event",
     "ExportBatch",
     "Exporter",
+    "Objective",
     "StoredEvent",
     "StoredWindow",
     "Total",
@@ -25,4 +27,5 @@ __all__ = [
     "incident_event",
     "read_ring",
     "read_store",
+    "request_totals",
 ]

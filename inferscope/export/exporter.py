@@ -37,6 +37,8 @@ EVENT_LIMIT: Final = 512
 """Events that wait for delivery; beyond it the oldest is dropped and counted (the ring and the index have it)."""
 
 SHUTDOWN_S: Final = 1.0
+_LAST_DELIVERY: Final = 0.85
+"""Part of the time of a shutdown that the last delivery gets; the rest is for closing files."""
 
 
 class Exporter:
@@ -238,9 +240,9 @@ class Exporter:
         """
         if self._closed:
             return True
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * _LAST_DELIVERY
         delivered = False
-        if self._lock.acquire(timeout=timeout_s):
+        if self._lock.acquire(timeout=timeout_s * _LAST_DELIVERY):
             try:
                 with guard("export"):
                     delivered = self._run(deadline, force=False)
