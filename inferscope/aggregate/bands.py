@@ -65,7 +65,7 @@ def bands_of(wall_ns: IntArray, edges_ns: Sequence[int] = ()) -> IntArray:
     bits = np.frexp(np.maximum(values, 1024).astype(np.float64))[1].astype(np.int64)
     base = np.minimum((bits - 11) * 8 + ((values >> (bits - 4)) & 7), BASE_BANDS - 1)
     base = np.where(values < 1024, 0, base)
-    rows = base.copy()
+    rows: IntArray = base.copy()
     for position, edge in enumerate(edges_ns):
         rows = np.where((values > edge) & (base == _base_of(edge)), BASE_BANDS + position, rows)
     return rows
@@ -127,7 +127,8 @@ def above_edge(bands: NDArray[np.int64], edges_ns: Sequence[int], edge: int = 0)
     """
     keys = order_keys(edges_ns)
     # the row of the edge itself and everything after it: a latency equal to the edge stays in the row before
-    return keys[bands] >= keys[BASE_BANDS + edge]
+    above: NDArray[np.bool_] = keys[bands] >= keys[BASE_BANDS + edge]
+    return above
 
 
 def tail(sums: BandSums, edges_ns: Sequence[int], edge: int = 0) -> tuple[int, IntArray]:

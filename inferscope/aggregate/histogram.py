@@ -59,7 +59,7 @@ class Layout:
     @property
     def half_magnitude(self) -> int:
         """log2 of the indices in each octave."""
-        return (2 * 10**self.digits - 1).bit_length() - 1
+        return int(2 * 10**self.digits - 1).bit_length() - 1
 
     @property
     def unit_magnitude(self) -> int:

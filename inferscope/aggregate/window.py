@@ -156,6 +156,7 @@ class Aggregator:
         self._series: list[_Series] = []
         self._classes: list[_Class] = []
         self._columns: tuple[Column, ...] = ()
+        self._waiting: list[tuple[Any, ...]] = []
         self._scratch: IntArray = np.zeros(0, np.int64)
         self._lock = threading.Lock()
 
@@ -167,7 +168,7 @@ class Aggregator:
     def reset(self) -> None:
         """Forget every total, because the recorder was emptied: call it in a forked child after `recorder.after_fork()`."""
         self._lock = threading.Lock()  # the old one may have been held by a thread that the child does not have
-        self._series, self._classes, self._columns = [], [], ()
+        self._series, self._classes, self._columns, self._waiting = [], [], (), []
         self._last_ns = self._epoch = self._clock()
 
     def tick(self, now_ns: int | None = None, breathe: Callable[[], object] | None = None) -> Window:
@@ -267,9 +268,12 @@ class Aggregator:
     def _drain(self, rest: Callable[[], object]) -> tuple[RequestRecord, ...]:
         keys = [held.key for held in self._classes]
         records: list[RequestRecord] = []
-        for position, retained in enumerate(self._recorder.drain()):
-            if retained[1] < len(keys):  # a class met after this tick began: its first record is not worth a second reading
+        found, self._waiting = [*self._waiting, *self._recorder.drain()], []
+        for position, retained in enumerate(found):
+            if retained[1] < len(keys):
                 records.append(decode(retained, keys[retained[1]]))
+            else:
+                self._waiting.append(retained)  # its class was met after this tick began
             if position % 32 == 31:
                 rest()
         return tuple(records)

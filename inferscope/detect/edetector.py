@@ -1,0 +1,134 @@
+"""Is the share of bad requests above what the objective allows? A mixture e-detector over counts, divided by the design effect.
+
+Each tick of n requests with k bad ones multiplies the evidence for "the share is p_j" against "it is p0" by the likelihood ratio; every
+past instant may be the onset (Shin, Ramdas, Rinaldo, "E-detectors: a nonparametric framework for sequential change detection", 2022):
+
+    l_j = [k ln(p_j/p0) + (n - k) ln((1 - p_j)/(1 - p0))] / phi        R_j <- (seconds + R_j) exp(l_j)        fire when mean_j R_j > A
+
+With independent requests and a share of at most p0, the mean time to a false trigger is at least A seconds. Slow requests come in bursts,
+though: one stall hits everything in flight. phi, the variance of k over that of independent requests (the design effect of cluster
+sampling), divides the evidence accordingly; that is a heuristic, without a theorem, and measured in `benchmarks/trigger.py`.
+No tick contributes more than a third of what is needed, so one burst, however bad, never fires; clipping keeps the guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["DesignEffect", "MixtureDetector", "Tick"]
+
+RATIOS: Final = (1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+"""Shares looked for, as multiples of the allowed one; 1.5 % to 30 % for a P99."""
+
+HIGHEST_SHARE: Final = 0.6
+RUN_SECONDS: Final = 604_800.0
+"""A week: the mean time between false triggers of a fleet, if requests were independent."""
+
+_MEMORY_TICKS: Final = 600
+_TERM_LIMIT: Final = 2000.0
+_PRIOR_TICKS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """At least a second and at least `min_requests` requests."""
+
+    start_ns: int
+    end_ns: int
+    requests: int
+    bad: int
+
+
+class DesignEffect:
+    """How much more the number of bad requests in a tick varies than if requests were independent.
+
+    The ratio of two discounted sums, (k - nm)^2 over nm(1 - m), with m the discounted share of bad requests; a ratio of sums is steadier
+    than a mean of ratios. Memory of 600 ticks; a plain average before that.
+
+    Args:
+        allowed: The share that the objective allows; a share far below it is taken for a quarter of it.
+    """
+
+    def __init__(self, allowed: float) -> None:
+        self._floor = allowed / 4.0
+        self._requests = self._bad = 0.0
+        self._spread = self._expected = 0.0
+        self._ticks = 0.0
+
+    def update(self, n: int, k: int) -> float:
+        """Take a tick of `n` requests, `k` of them bad; returns the design effect, 1 to 1000."""
+        keep = 1.0 - 1.0 / _MEMORY_TICKS
+        self._requests = keep * self._requests + n
+        self._bad = keep * self._bad + k
+        mean = min(max(self._bad / self._requests, self._floor), 0.5)
+        expected = n * mean * (1.0 - mean)
+        self._spread = keep * self._spread + min((k - n * mean) ** 2, _TERM_LIMIT * expected)
+        self._expected = keep * self._expected + expected
+        self._ticks = keep * self._ticks + 1.0
+        # until enough was seen, some ticks of independent requests are imagined
+        imagined = _PRIOR_TICKS / self._ticks * self._expected / self._ticks if self._ticks else 0.0
+        imagined *= self._ticks
+        return min(max((self._spread + imagined) / (self._expected + imagined), 1.0), 1000.0)
+
+
+class MixtureDetector:
+    """Evidence that a share is above the allowed one.
+
+    Args:
+        allowed: p0, the share of bad requests that the objective allows: 1 - quantile.
+        fleet_size: Processes that run this detector; the threshold grows with it, so that the fleet's rate of false triggers does not.
+    """
+
+    def __init__(self, allowed: float, fleet_size: int = 1) -> None:
+        shares = sorted({min(ratio * allowed, max(HIGHEST_SHARE, (1.0 + allowed) / 2.0)) for ratio in RATIOS})
+        self._gains = [(math.log(share / allowed), math.log((1.0 - share) / (1.0 - allowed))) for share in shares]
+        self._evidence = [-math.inf] * len(shares)
+        self._effect = DesignEffect(allowed)
+        self._recent: deque[Tick] = deque(maxlen=900)
+        self.threshold = math.log(RUN_SECONDS * max(fleet_size, 1))
+        """ln A."""
+        self._cap = (self.threshold + math.log(len(shares))) / 3.0
+        self.design_effect = 1.0
+        self.statistic = -math.inf
+        """ln of the mean evidence."""
+
+    def reset(self) -> None:
+        """Drop the evidence; what is known of bursts stays."""
+        self._evidence = [-math.inf] * len(self._gains)
+        self._recent.clear()
+        self.statistic = -math.inf
+
+    def learn(self, tick: Tick) -> None:
+        """Learn how bursty bad requests are, and judge nothing."""
+        self.design_effect = self._effect.update(tick.requests, tick.bad)
+
+    def update(self, tick: Tick) -> bool:
+        """Take a tick; True when the evidence passes the threshold."""
+        self.learn(tick)
+        self._recent.append(tick)
+        begun = math.log(max((tick.end_ns - tick.start_ns) / 1e9, 1e-3))
+        good = tick.requests - tick.bad
+        total = 0.0
+        for position, (gain, loss) in enumerate(self._gains):
+            step = min((tick.bad * gain + good * loss) / self.design_effect, self._cap)
+            held = self._evidence[position]
+            high, low = (held, begun) if held > begun else (begun, held)
+            held = self._evidence[position] = min(high + math.log1p(math.exp(low - high)) + step, 100.0)
+            total += math.exp(held)
+        self.statistic = math.log(max(total, 1e-300) / len(self._gains))
+        return self.statistic > self.threshold
+
+    def onset(self) -> tuple[int, int, int]:
+        """The likeliest instant at which the share rose, with the requests and bad requests since: the maximum of the likelihood."""
+        gain, loss = self._gains[self._evidence.index(max(self._evidence))]
+        best = (-math.inf, self._recent[-1].start_ns if self._recent else 0, 0, 0)
+        run, n, k = 0.0, 0, 0
+        for tick in reversed(self._recent):
+            n, k = n + tick.requests, k + tick.bad
+            run += min((tick.bad * gain + (tick.requests - tick.bad) * loss) / self.design_effect, self._cap)
+            if run > best[0]:
+                best = (run, tick.start_ns, n, k)
+        return best[1:]
