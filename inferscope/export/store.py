@@ -165,7 +165,7 @@ class Store:
             return
         self._rolled_ns = now_ns
         with connection:
-            _roll_up(connection, now_ns - FINE_NS)
+            _roll_up(connection, (now_ns - FINE_NS) // MINUTE_NS * MINUTE_NS)
         limit = self._max_bytes if self._path is not None else min(self._max_bytes, _MEMORY_BYTES)
         _shrink(connection, limit)
 

@@ -24,7 +24,9 @@ def distribution(values_ns, kind="request", labels=("score", "", "")):
 
 
 def batch(*distributions, totals=(), tick=1, start=START):
-    return ExportBatch(tuple(distributions), tuple(totals), start, start + tick * 10 * SECOND, {"service.name": "scoring", "process.pid": 7})
+    return ExportBatch(
+        tuple(distributions), tuple(totals), start, start + tick * 10 * SECOND, {"service.name": "scoring", "process.pid": 7}
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -99,7 +99,9 @@ def test_requests_and_counters_have_room_that_stages_cannot_take(make):
 
 def test_overflow_counters_add_and_gauges_do_not(make):
     builder = SeriesBuilder(limit=1)
-    totals = [Total(semconv.ITEMS, 1, (("k", i),)) for i in range(4)] + [Total(semconv.SLO_TARGET, 0.1, (("k", i),), monotonic=False) for i in range(2)]
+    totals = [Total(semconv.ITEMS, 1, (("k", i),)) for i in range(4)] + [
+        Total(semconv.SLO_TARGET, 0.1, (("k", i),), monotonic=False) for i in range(2)
+    ]
     found = builder.build(make.batch(totals=totals))
     assert [(item.name, item.value) for item in found] == [(semconv.ITEMS, 1), (semconv.ITEMS, 3)]
 
@@ -133,7 +135,9 @@ def test_slices_yield_by_length_and_by_time(monkeypatch):
 class TestDelta:
     def series(self, make, builder, values, tick, start=None):
         source = make.batch(
-            make.distribution(values), totals=[Total(semconv.REQUESTS, len(values)), Total(semconv.SLO_TARGET, 0.02, monotonic=False)], tick=tick,
+            make.distribution(values),
+            totals=[Total(semconv.REQUESTS, len(values)), Total(semconv.SLO_TARGET, 0.02, monotonic=False)],
+            tick=tick,
             start=start or make.START,
         )
         return builder.build(source)
@@ -204,7 +208,11 @@ class TestJson:
     def test_metrics(self, make):
         source = make.batch(
             make.distribution([0, 9_000_000, 11_000_000]),
-            totals=[Total(semconv.REQUESTS, 2**53 + 1), Total(semconv.SLO_TARGET, 0.02, monotonic=False), Total(semconv.CAPTURE_STALL, 0.5)],
+            totals=[
+                Total(semconv.REQUESTS, 2**53 + 1),
+                Total(semconv.SLO_TARGET, 0.02, monotonic=False),
+                Total(semconv.CAPTURE_STALL, 0.5),
+            ],
         )
         for builder in (SeriesBuilder(), SeriesBuilder(bounds={})):
             series = builder.build(source)
@@ -215,7 +223,14 @@ class TestJson:
             assert read == protobuf.ExportMetricsServiceRequest.FromString(encode(series, source.resource))
 
     def test_logs(self, make):
-        event = Event("inferscope.slo.breach", 5, 'a "quoted"\nline', {"n": 2**60, "ok": True, "x": 0.5, "deep": [{"share": float("inf")}, None]}, 13, ("ab" * 16, "cd" * 8))
+        event = Event(
+            "inferscope.slo.breach",
+            5,
+            'a "quoted"\nline',
+            {"n": 2**60, "ok": True, "x": 0.5, "deep": [{"share": float("inf")}, None]},
+            13,
+            ("ab" * 16, "cd" * 8),
+        )
         line = jsonlines.logs_line([event], {"service.name": "scoring", "absent": None})
         assert "\n" not in line
         assert json.loads(line)["resourceLogs"][0]["scopeLogs"][0]["logRecords"][0]["eventName"] == "inferscope.slo.breach"

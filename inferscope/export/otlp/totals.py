@@ -45,7 +45,11 @@ def request_totals(classes: Iterable[ClassTotals], objectives: Sequence[Objectiv
     """
     found = [total for item in classes for total in _class(item, objectives)]
     for objective in objectives:
-        attributes = ((semconv.ATTR_SLO, objective.name), (semconv.ATTR_REQUEST, objective.request), ("inferscope.slo.quantile", objective.quantile))
+        attributes = (
+            (semconv.ATTR_SLO, objective.name),
+            (semconv.ATTR_REQUEST, objective.request),
+            ("inferscope.slo.quantile", objective.quantile),
+        )
         found.append(Total(semconv.SLO_TARGET, objective.threshold_ns / NS_PER_S, attributes, monotonic=False))
     return tuple(found)
 
