@@ -1,0 +1,145 @@
+/* Lock sites: who held the lock that others waited for. Sites are bounded, and named by function, file and line. */
+#include "core.h"
+
+static int next_site_id = 1; /* unique in the process, so that records of several recorders never mix */
+
+static int site_add(Recorder *rec, PyObject *key, PyObject *lock, PyObject *site, PyObject *stage) {
+    Site **sites = PyMem_RawRealloc(rec->sites, (size_t)(rec->site_count + 1) * sizeof(Site *));
+    if (sites == NULL)
+        return -1;
+    rec->sites = sites;
+    int *ids = PyMem_RawRealloc(rec->site_ids, (size_t)(rec->site_count + 1) * sizeof(int));
+    if (ids == NULL)
+        return -1;
+    rec->site_ids = ids;
+    Site *s = PyMem_RawCalloc(1, sizeof(Site));
+    PyObject *index = s == NULL ? NULL : PyLong_FromLong(rec->site_count);
+    if (index == NULL || PyDict_SetItem(rec->site_index, key, index) < 0) {
+        Py_XDECREF(index);
+        PyMem_RawFree(s);
+        return -1;
+    }
+    Py_DECREF(index);
+    s->lock = Py_NewRef(lock);
+    s->site = Py_NewRef(site);
+    s->stage = Py_XNewRef(stage);
+    rec->sites[rec->site_count] = s;
+    rec->site_ids[rec->site_count] = next_site_id++;
+    return rec->site_count++;
+}
+
+/* Index of a site, made on first use; past the limit everything of a lock goes to its site "other". -1 when memory is short. */
+int site_find(Recorder *rec, PyObject *lock, PyObject *site, PyObject *stage) {
+    PyObject *key = PyTuple_Pack(3, lock, site, stage != NULL ? stage : Py_None);
+    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(rec->site_index, key);
+    int index = -1;
+    if (found != NULL)
+        index = (int)PyLong_AsLong(found);
+    else if (key != NULL && rec->site_count < SITE_LIMIT)
+        index = site_add(rec, key, lock, site, stage);
+    else if (key != NULL && site != str_other)
+        index = site_find(rec, lock, str_other, NULL);
+    else if (key != NULL && rec->site_count < SITE_LIMIT + SERIES_LIMIT)
+        index = site_add(rec, key, lock, site, stage);
+    Py_XDECREF(key);
+    PyErr_Clear();
+    return index;
+}
+
+/* --- reading another thread's stack --- */
+
+static int is_ours(PyFrameObject *frame) {
+    PyObject *globals = PyObject_GetAttr((PyObject *)frame, str_f_globals);
+    PyObject *module = globals != NULL && PyDict_Check(globals) ? PyDict_GetItemWithError(globals, str___name__) : NULL;
+    int ours = 0;
+    if (module != NULL && PyUnicode_Check(module)) {
+        const char *name = PyUnicode_AsUTF8(module);
+        ours = name != NULL && (strcmp(name, "threading") == 0 || strcmp(name, "inferscope") == 0 || strncmp(name, "inferscope.", 11) == 0 ||
+                                strncmp(name, "inferscope_integrations", 23) == 0);
+    }
+    Py_XDECREF(globals);
+    PyErr_Clear();
+    return ours;
+}
+
+/* "function (file:line)" of the innermost frame that belongs to the application; NULL when there is none. */
+static PyObject *describe(PyFrameObject *frame) {
+    Py_XINCREF(frame);
+    while (frame != NULL && is_ours(frame)) {
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    if (frame == NULL)
+        return NULL;
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    PyObject *name = PyObject_GetAttrString((PyObject *)code, "co_qualname"); /* 3.11 and later */
+    if (name == NULL) {
+        PyErr_Clear();
+        name = Py_NewRef(code->co_name);
+    }
+    const char *file = PyUnicode_AsUTF8(code->co_filename), *slash = file == NULL ? NULL : strrchr(file, '/');
+    PyObject *text = PyUnicode_FromFormat("%U (%s:%d)", name, slash != NULL ? slash + 1 : file != NULL ? file : "?", PyFrame_GetLineNumber(frame));
+    Py_DECREF(name);
+    Py_DECREF(code);
+    Py_DECREF(frame);
+    return text;
+}
+
+/* The site where thread `ident` is now: what sys._current_frames() tells, for one thread. The GIL keeps that thread still. */
+int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage) {
+    PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+    while (t != NULL && t->thread_id != ident)
+        t = PyThreadState_Next(t);
+    PyFrameObject *frame = t == NULL ? NULL : PyThreadState_GetFrame(t);
+    PyObject *text = frame == NULL ? NULL : describe(frame);
+    int index = text == NULL ? -1 : site_find(rec, lock, text, stage != NULL ? stage->name : NULL);
+    Py_XDECREF(text);
+    Py_XDECREF((PyObject *)frame);
+    PyErr_Clear();
+    return index;
+}
+
+int site_by_id(Recorder *rec, int64_t id) {
+    for (int i = 0; i < rec->site_count; i++)
+        if (rec->site_ids[i] == id)
+            return i;
+    return -1;
+}
+
+/* A negative wait only updates the longest hold. */
+void site_blame(Recorder *rec, int index, int64_t wait_ns, int64_t hold_ns) {
+    Site *s = rec->sites[index];
+    if (wait_ns >= 0) {
+        s->waits++;
+        s->wait_ns += wait_ns;
+    }
+    if (hold_ns > s->longest_hold_ns)
+        s->longest_hold_ns = hold_ns;
+}
+
+void sites_clear(Recorder *rec) {
+    int n = rec->site_count;
+    rec->site_count = 0;
+    if (rec->site_index != NULL)
+        PyDict_Clear(rec->site_index);
+    for (int i = 0; i < n; i++) {
+        Py_DECREF(rec->sites[i]->lock);
+        Py_DECREF(rec->sites[i]->site);
+        Py_XDECREF(rec->sites[i]->stage);
+        PyMem_RawFree(rec->sites[i]);
+    }
+}
+
+PyObject *sites_list(Recorder *rec) {
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < rec->site_count; i++) {
+        const Site *s = rec->sites[i];
+        PyObject *item = Py_BuildValue("(OiOOLLL)", s->lock, rec->site_ids[i], s->site, s->stage != NULL ? s->stage : Py_None,
+                                       (long long)s->waits, (long long)s->wait_ns, (long long)s->longest_hold_ns);
+        if (item == NULL || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}

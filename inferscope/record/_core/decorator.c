@@ -1,0 +1,210 @@
+/* Decorated functions.
+ *
+ * The object passes for the function it wraps: `__class__`, `__code__`, signature, name, defaults and attributes are the function's
+ * own, it binds as a method, has weak references, pickles by qualified name. torch.compile sees through it because of
+ * `_torchdynamo_inline` (torch/_dynamo/variables/builder.py: a private name, so the tests check that it still works).
+ */
+#include "wrapper.h"
+#include <stddef.h>
+
+enum { FREE_FRAMES = 128 };
+static Frame *free_frames[FREE_FRAMES];
+static int free_frame_count = 0;
+
+/* Frames of running calls are not on the C stack: greenlets move that away while other code still walks the request's frame list. */
+static inline Frame *frame_new(void) {
+    return LIKELY(free_frame_count > 0) ? free_frames[--free_frame_count] : PyMem_RawMalloc(sizeof(Frame));
+}
+
+static inline void frame_free(Frame *f) {
+    if (LIKELY(free_frame_count < FREE_FRAMES))
+        free_frames[free_frame_count++] = f;
+    else
+        PyMem_RawFree(f);
+}
+
+/* --- calls --- */
+
+static PyObject *call_stage(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Decorated *d = (Decorated *)self;
+    Recorder *rec = d->rec;
+    Frame *f = LIKELY(rec->enabled) ? frame_new() : NULL;
+    if (UNLIKELY(f == NULL))
+        return PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    frame_enter(rec, d->def, f, str_call);
+    PyObject *result = PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    frame_exit(rec, f, result == NULL, str_call);
+    frame_free(f);
+    return result;
+}
+
+static PyObject *call_request(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Decorated *d = (Decorated *)self;
+    Request *r = d->rec->enabled ? (Request *)request_clone(d->template_) : NULL;
+    if (r == NULL) {
+        PyErr_Clear();
+        return PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    }
+    r->in_call = 1;
+    request_begin(r, 1);
+    PyObject *result = PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    request_end(r, result == NULL ? PyErr_Occurred() : NULL);
+    Py_DECREF(r);
+    return result;
+}
+
+/* Coroutine functions and generators: the call only makes the object; it is timed from its first resume. */
+static PyObject *call_wrapping(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    static PyTypeObject *const types[] = {NULL, &Coroutine_Type, &Generator_Type, &AsyncGenerator_Type};
+    Decorated *d = (Decorated *)self;
+    PyObject *inner = PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    return inner == NULL || !d->rec->enabled ? inner : wrap_result(types[(int)d->flavor], self, inner);
+}
+
+/* --- making --- */
+
+static int code_flags(PyObject *func) {
+    PyObject *code = PyObject_GetAttr(func, str___code__), *flags = code == NULL ? NULL : PyObject_GetAttr(code, str_co_flags);
+    long value = flags == NULL || !PyLong_Check(flags) ? 0 : PyLong_AsLong(flags);
+    PyErr_Clear();
+    Py_XDECREF(code);
+    Py_XDECREF(flags);
+    return (int)value;
+}
+
+/* What the call gives; looks through functools.partial. */
+static char flavor_of(PyObject *func) {
+    PyObject *f = Py_NewRef(func), *functools = PyImport_ImportModule("functools");
+    PyObject *partial = functools == NULL ? NULL : PyObject_GetAttrString(functools, "partial");
+    for (int depth = 0; depth < 16 && partial != NULL && PyObject_IsInstance(f, partial) == 1; depth++) {
+        PyObject *next = PyObject_GetAttrString(f, "func");
+        if (next == NULL)
+            break;
+        Py_SETREF(f, next);
+    }
+    PyErr_Clear();
+    int flags = code_flags(f);
+    Py_XDECREF(partial);
+    Py_XDECREF(functools);
+    Py_DECREF(f);
+    if (flags & (CO_COROUTINE | CO_ITERABLE_COROUTINE))
+        return FLAVOR_COROUTINE;
+    if (flags & CO_ASYNC_GENERATOR)
+        return FLAVOR_ASYNC_GENERATOR;
+    return flags & CO_GENERATOR ? FLAVOR_GENERATOR : FLAVOR_SYNC;
+}
+
+/* @stage above @staticmethod or @classmethod: decorate the function inside. */
+static PyObject *decorate_method_object(Recorder *rec, Def *def, Request *template_, PyObject *func) {
+    PyObject *inner = PyObject_GetAttr(func, str___func__);
+    PyObject *wrapped = inner == NULL ? NULL : decorate(rec, def, template_, inner);
+    PyObject *again = wrapped == NULL ? NULL : PyObject_CallOneArg((PyObject *)Py_TYPE(func), wrapped);
+    Py_XDECREF(inner);
+    Py_XDECREF(wrapped);
+    return again;
+}
+
+PyObject *decorate(Recorder *rec, Def *def, Request *template_, PyObject *func) {
+    if (PyObject_TypeCheck(func, &PyStaticMethod_Type) || PyObject_TypeCheck(func, &PyClassMethod_Type))
+        return decorate_method_object(rec, def, template_, func);
+    if (!PyCallable_Check(func)) {
+        PyErr_SetString(PyExc_TypeError, "only a function or another callable can be decorated");
+        return NULL;
+    }
+    Decorated *d = PyObject_GC_New(Decorated, &Decorated_Type);
+    if (d == NULL)
+        return NULL;
+    d->func = Py_NewRef(func);
+    d->rec = (Recorder *)Py_NewRef((PyObject *)rec);
+    d->def = def;
+    d->template_ = template_ == NULL ? NULL : (Request *)request_clone(template_);
+    d->weakrefs = NULL;
+    d->flavor = flavor_of(func);
+    d->vectorcall = d->flavor != FLAVOR_SYNC ? call_wrapping : def != NULL ? call_stage : call_request;
+    PyObject_GC_Track(d);
+    if (def == NULL && d->template_ == NULL)
+        Py_CLEAR(d);
+    return (PyObject *)d;
+}
+
+static int decorated_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(((Decorated *)self)->func);
+    Py_VISIT(((Decorated *)self)->rec);
+    return 0;
+}
+
+static int decorated_clear(PyObject *self) {
+    Decorated *d = (Decorated *)self;
+    Py_XSETREF(d->func, Py_NewRef(Py_None)); /* never NULL: the object may still be called */
+    return 0;
+}
+
+static void decorated_dealloc(PyObject *self) {
+    Decorated *d = (Decorated *)self;
+    PyObject_GC_UnTrack(self);
+    if (d->weakrefs != NULL)
+        PyObject_ClearWeakRefs(self);
+    Py_XDECREF(d->func);
+    Py_XDECREF(d->rec);
+    Py_XDECREF((PyObject *)d->template_);
+    PyObject_GC_Del(self);
+}
+
+/* --- passing for the function --- */
+
+static int is_name(PyObject *name, PyObject *known) {
+    return name == known || (PyUnicode_Check(name) && PyUnicode_Compare(name, known) == 0);
+}
+
+static PyObject *decorated_getattro(PyObject *self, PyObject *name) {
+    Decorated *d = (Decorated *)self;
+    if (is_name(name, str___wrapped__) || is_name(name, str__torchdynamo_inline))
+        return Py_NewRef(d->func);
+    if (is_name(name, str___reduce__) || is_name(name, str___reduce_ex__))
+        return PyObject_GenericGetAttr(self, name);
+    return PyObject_GetAttr(d->func, name);
+}
+
+static int decorated_setattro(PyObject *self, PyObject *name, PyObject *value) {
+    return PyObject_SetAttr(((Decorated *)self)->func, name, value);
+}
+
+static PyObject *decorated_get(PyObject *self, PyObject *instance, PyObject *type) {
+    (void)type;
+    return instance == NULL || instance == Py_None ? Py_NewRef(self) : PyMethod_New(self, instance);
+}
+
+static PyObject *decorated_repr(PyObject *self) {
+    return PyObject_Repr(((Decorated *)self)->func);
+}
+
+/* A str: pickle looks that qualified name up in the module, and finds this object there. */
+static PyObject *decorated_reduce(PyObject *self, PyObject *args) {
+    (void)args;
+    return PyObject_GetAttr(((Decorated *)self)->func, str___qualname__);
+}
+
+static PyMethodDef decorated_methods[] = {
+    {"__reduce__", decorated_reduce, METH_VARARGS, NULL},
+    {"__reduce_ex__", decorated_reduce, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject Decorated_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Decorated",
+    .tp_basicsize = sizeof(Decorated),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR |
+                Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "A decorated function.",
+    .tp_dealloc = decorated_dealloc,
+    .tp_traverse = decorated_traverse,
+    .tp_clear = decorated_clear,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Decorated, vectorcall),
+    .tp_getattro = decorated_getattro,
+    .tp_setattro = decorated_setattro,
+    .tp_descr_get = decorated_get,
+    .tp_repr = decorated_repr,
+    .tp_weaklistoffset = offsetof(Decorated, weakrefs),
+    .tp_methods = decorated_methods,
+};

@@ -1,0 +1,449 @@
+/* InstrumentedLock: delegates to the wrapped lock, never replaces it.
+ *
+ * Try first: an uncontended acquire reads no clock for its wait and counts as a wait of 0. Only a contended one is timed, always.
+ * Everything under "hold" is written by the holder alone, between its acquire and its release.
+ *
+ * Root blame: a waiter charges its wait to the code that was holding the lock, but a holder that itself had waited more than twice as
+ * long as it then held is only one link of a queue: what waited for it is charged to the root that it had waited for.
+ */
+#include "core.h"
+#include <pythread.h>
+#include <stddef.h>
+
+enum { RECENT_HOLDS = 16 };
+#define PEEK_EVERY_NS 100000
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Recorder *rec;
+    PyObject *name, *wrapped, *acquire, *release, *weakrefs;
+    const Def *def; /* series lock.wait, column lock:NAME */
+    Series *holds;
+    char plain;   /* one holder at a time, whoever releases: threading.Lock */
+    char counted; /* re-entry by the owner is possible: RLock, Condition */
+    /* the hold in progress */
+    unsigned long holder; /* thread ident, 0: nobody that we know of */
+    int depth;
+    int64_t since, waited;
+    int waited_root, site;
+    const Def *stage;
+    uint32_t sequence;
+    int64_t last_peek;
+    struct {
+        uint32_t sequence;
+        int root;
+    } recent[RECENT_HOLDS]; /* who waiters of the last holds should charge */
+} Lock;
+
+static PyObject *false_args = NULL; /* (False,) */
+
+static const Def *stage_now(Recorder *rec) {
+    Request *r = request_current(rec);
+    const Def *stage = r != NULL && r->open ? r->top->def : NULL; /* the root frame has none */
+    Py_XDECREF((PyObject *)r);
+    return stage;
+}
+
+static void hold_begin(Lock *l, int64_t since, int64_t waited, int root) {
+    unsigned long me = PyThread_get_thread_ident();
+    if (l->counted && l->holder == me) {
+        l->depth++;
+        return;
+    }
+    l->depth = 0;
+    l->since = since != 0 ? since : rec_now(l->rec);
+    l->waited = waited;
+    l->waited_root = root;
+    l->site = -1;
+    l->stage = stage_now(l->rec);
+    l->sequence++;
+    l->holder = me;
+}
+
+/* The holder is about to release for good. */
+static void hold_end(Lock *l) {
+    int64_t hold = rec_now(l->rec) - l->since;
+    if (l->holds != NULL)
+        series_record2(l->holds, hold);
+    int inherits = l->waited > 2 * hold && l->waited_root >= 0;
+    if (l->site >= 0 && l->site < l->rec->site_count)
+        site_blame(l->rec, l->site, -1, hold);
+    l->recent[l->sequence % RECENT_HOLDS].sequence = l->sequence;
+    l->recent[l->sequence % RECENT_HOLDS].root = inherits ? l->waited_root : l->site;
+    l->holder = 0;
+}
+
+static void before_release(Lock *l) {
+    if (l->holder == 0 || l->holder != PyThread_get_thread_ident())
+        return;
+    if (l->depth > 0)
+        l->depth--;
+    else
+        hold_end(l);
+}
+
+/* --- contended acquire --- */
+
+typedef struct {
+    int64_t start;
+    uint32_t sequence;
+    int site;
+} Wait;
+
+static Wait wait_begin(Lock *l) {
+    Wait w = {.start = rec_now(l->rec), .sequence = l->sequence, .site = l->site};
+    if (l->holder == 0) { /* whoever has it has not got the GIL back yet, and will be the next hold */
+        w.sequence++;
+        w.site = -1;
+    } else if (l->site < 0 && w.start - l->last_peek >= PEEK_EVERY_NS) {
+        l->last_peek = w.start;
+        w.site = l->site = site_of_thread(l->rec, l->name, l->holder, l->stage);
+    }
+    return w;
+}
+
+static void wait_end(Lock *l, const Wait *w) {
+    Recorder *rec = l->rec;
+    int64_t now = rec_now(rec);
+    int root = w->site;
+    if (l->recent[w->sequence % RECENT_HOLDS].sequence == w->sequence)
+        root = l->recent[w->sequence % RECENT_HOLDS].root;
+    if (root < 0 || root >= rec->site_count) {
+        PyObject *unknown = PyUnicode_FromString("unknown");
+        root = unknown == NULL ? -1 : site_find(rec, l->name, unknown, NULL);
+        Py_XDECREF(unknown);
+        PyErr_Clear();
+    }
+    if (root >= 0)
+        site_blame(rec, root, now - w->start, 0);
+    Request *r = request_current(rec);
+    record_interval(rec, l->def, r, w->start, now, FLAG_CONTENDED, root >= 0 ? rec->site_ids[root] : 0);
+    Py_XDECREF((PyObject *)r);
+    if (rec->lock_holds)
+        hold_begin(l, now, now - w->start, root);
+}
+
+static int truth(PyObject *value) {
+    int t = value == Py_True ? 1 : value == Py_False ? 0 : PyObject_IsTrue(value);
+    if (t < 0)
+        PyErr_Clear();
+    return t > 0;
+}
+
+static void acquired_at_once(Lock *l) {
+    if (l->counted && l->holder != 0 && l->holder == PyThread_get_thread_ident()) {
+        l->depth++;
+        return;
+    }
+    if (l->def->series != NULL)
+        l->def->series->counts[0]++;
+    if (LIKELY(l->rec->lock_holds))
+        hold_begin(l, 0, 0, -1);
+}
+
+/* `args` are the caller's own; a blocking acquire. */
+static PyObject *acquire_blocking(Lock *l, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    PyObject *result = PyObject_Call(l->acquire, false_args, NULL);
+    if (result == NULL)
+        return NULL;
+    if (LIKELY(result == Py_True || truth(result))) {
+        acquired_at_once(l);
+        return result;
+    }
+    Py_DECREF(result);
+    Wait w = wait_begin(l);
+    result = PyObject_Vectorcall(l->acquire, args, (size_t)nargs, kwnames);
+    if (result != NULL && truth(result))
+        wait_end(l, &w);
+    return result;
+}
+
+static int asks_to_block(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    if (nargs > 0)
+        return truth(args[0]);
+    Py_ssize_t keywords = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    for (Py_ssize_t i = 0; i < keywords; i++)
+        if (PyUnicode_Compare(PyTuple_GET_ITEM(kwnames, i), str_blocking) == 0)
+            return truth(args[nargs + i]);
+    return 1;
+}
+
+static PyObject *lock_acquire(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    Lock *l = (Lock *)self;
+    if (UNLIKELY(!l->rec->enabled))
+        return PyObject_Vectorcall(l->acquire, args, (size_t)nargs, kwnames);
+    if ((nargs == 0 && kwnames == NULL) || asks_to_block(args, nargs, kwnames))
+        return acquire_blocking(l, args, nargs, kwnames);
+    PyObject *result = PyObject_Vectorcall(l->acquire, args, (size_t)nargs, kwnames);
+    if (result != NULL && truth(result))
+        acquired_at_once(l);
+    return result;
+}
+
+static PyObject *release_with(Lock *l, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    before_release(l);
+    PyObject *result = PyObject_Vectorcall(l->release, args, (size_t)nargs, kwnames);
+    if (UNLIKELY(l->plain && l->holder != 0) && result != NULL && PyThread_get_thread_ident() != l->holder)
+        l->holder = 0; /* handed over: released by another thread than the holder */
+    return result;
+}
+
+static PyObject *lock_release(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    return release_with((Lock *)self, args, nargs, kwnames);
+}
+
+/* with lock: no argument acquires, three release (see span.c). */
+static PyObject *lock_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Lock *l = (Lock *)self;
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    (void)args;
+    if (LIKELY(kwnames == NULL && n == 0)) {
+        if (LIKELY(l->rec->enabled))
+            return acquire_blocking(l, NULL, 0, NULL);
+        return PyObject_CallNoArgs(l->acquire);
+    }
+    if (LIKELY(kwnames == NULL && n == 3)) {
+        PyObject *result = release_with(l, NULL, 0, NULL);
+        if (result == NULL)
+            return NULL;
+        Py_DECREF(result);
+        Py_RETURN_NONE;
+    }
+    PyErr_SetString(PyExc_TypeError, "a lock is a context manager");
+    return NULL;
+}
+
+/* --- the rest of the protocol, where it changes who holds --- */
+
+static PyObject *call_wrapped(Lock *l, PyObject *method, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    PyObject *bound = PyObject_GetAttr(l->wrapped, method);
+    PyObject *result = bound == NULL ? NULL : PyObject_Vectorcall(bound, args, (size_t)nargs, kwnames);
+    Py_XDECREF(bound);
+    return result;
+}
+
+/* Gives up the hold whatever its depth; returns the depth, or -1 when this thread held nothing. */
+static int hold_suspend(Lock *l) {
+    if (l->holder == 0 || l->holder != PyThread_get_thread_ident())
+        return -1;
+    int depth = l->depth;
+    hold_end(l);
+    return depth;
+}
+
+static void hold_resume(Lock *l, int depth) {
+    if (depth < 0 || !l->rec->lock_holds)
+        return;
+    l->holder = 0;
+    hold_begin(l, 0, 0, -1);
+    l->depth = depth;
+}
+
+static PyObject *lock_wait(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    int depth = hold_suspend((Lock *)self);
+    PyObject *result = call_wrapped((Lock *)self, str_wait, args, nargs, kwnames), *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    hold_resume((Lock *)self, depth);
+    PyErr_Restore(type, value, traceback);
+    return result;
+}
+
+static PyObject *lock_wait_for(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    int depth = hold_suspend((Lock *)self);
+    PyObject *result = call_wrapped((Lock *)self, str_wait_for, args, nargs, kwnames), *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    hold_resume((Lock *)self, depth);
+    PyErr_Restore(type, value, traceback);
+    return result;
+}
+
+/* A Condition over an instrumented RLock: (wrapped state, our depth). */
+static PyObject *lock_release_save(PyObject *self, PyObject *unused) {
+    (void)unused;
+    int depth = hold_suspend((Lock *)self);
+    PyObject *state = call_wrapped((Lock *)self, str__release_save, NULL, 0, NULL);
+    return state == NULL ? NULL : Py_BuildValue("(Ni)", state, depth);
+}
+
+static PyObject *lock_acquire_restore(PyObject *self, PyObject *saved) {
+    Lock *l = (Lock *)self;
+    PyObject *state;
+    int depth;
+    if (!PyTuple_Check(saved) || !PyArg_ParseTuple(saved, "Oi", &state, &depth))
+        return NULL;
+    PyObject *free_now = l->rec->enabled ? PyObject_Call(l->acquire, false_args, NULL) : NULL;
+    int contended = free_now != NULL && !truth(free_now);
+    if (free_now != NULL && !contended)
+        Py_XDECREF(PyObject_CallNoArgs(l->release));
+    Py_XDECREF(free_now);
+    PyErr_Clear();
+    Wait w = {0};
+    if (contended)
+        w = wait_begin(l);
+    PyObject *args[] = {state}, *result = call_wrapped(l, str__acquire_restore, args, 1, NULL);
+    if (result != NULL && contended)
+        wait_end(l, &w);
+    else if (result != NULL)
+        hold_resume(l, depth);
+    if (result != NULL && depth > 0)
+        l->depth = depth;
+    return result;
+}
+
+static PyObject *lock_at_fork_reinit(PyObject *self, PyObject *unused) {
+    (void)unused;
+    ((Lock *)self)->holder = 0;
+    return call_wrapped((Lock *)self, str__at_fork_reinit, NULL, 0, NULL);
+}
+
+#define KEYWORDS(f) ((PyCFunction)(void (*)(void))(f)), METH_FASTCALL | METH_KEYWORDS
+static PyMethodDef lock_methods[] = {
+    {"acquire", KEYWORDS(lock_acquire), "acquire($self, blocking=True, timeout=-1)\n--\n\nAs the wrapped lock's."},
+    {"release", KEYWORDS(lock_release), "release($self)\n--\n\nAs the wrapped lock's."},
+    {"wait", KEYWORDS(lock_wait), "wait($self, timeout=None)\n--\n\nAs the wrapped condition's."},
+    {"wait_for", KEYWORDS(lock_wait_for), "wait_for($self, predicate, timeout=None)\n--\n\nAs the wrapped condition's."},
+    {"_release_save", lock_release_save, METH_NOARGS, NULL},
+    {"_acquire_restore", lock_acquire_restore, METH_O, NULL},
+    {"_at_fork_reinit", lock_at_fork_reinit, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *get_object(PyObject *self, void *closure) {
+    return Py_NewRef(*(PyObject **)((char *)self + (intptr_t)closure));
+}
+
+static PyGetSetDef lock_getset[] = {
+    {"name", get_object, NULL, "The name given to lock().", (void *)offsetof(Lock, name)},
+    {"wrapped", get_object, NULL, "The lock that does the work.", (void *)offsetof(Lock, wrapped)},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+/* Ours where we must see the call, and only if the wrapped lock has it too; else the wrapped lock's. */
+static PyObject *lock_getattro(PyObject *self, PyObject *name) {
+    PyObject *const always[] = {str_acquire, str_release, str_name, str_wrapped};
+    PyObject *const mirrored[] = {str_wait, str_wait_for, str__release_save, str__acquire_restore, str__at_fork_reinit};
+    for (size_t i = 0; i < sizeof always / sizeof *always; i++)
+        if (PyUnicode_Compare(name, always[i]) == 0)
+            return PyObject_GenericGetAttr(self, name);
+    if (PyUnicode_CompareWithASCIIString(name, "__enter__") == 0 || PyUnicode_CompareWithASCIIString(name, "__exit__") == 0)
+        return PyObject_GenericGetAttr(self, name);
+    PyObject *found = PyObject_GetAttr(((Lock *)self)->wrapped, name);
+    for (size_t i = 0; found != NULL && i < sizeof mirrored / sizeof *mirrored; i++) {
+        if (PyUnicode_Compare(name, mirrored[i]) == 0) {
+            Py_DECREF(found);
+            return PyObject_GenericGetAttr(self, name);
+        }
+    }
+    return found;
+}
+
+static int lock_setattro(PyObject *self, PyObject *name, PyObject *value) {
+    return PyObject_SetAttr(((Lock *)self)->wrapped, name, value);
+}
+
+static PyObject *lock_repr(PyObject *self) {
+    return PyUnicode_FromFormat("<inferscope lock %R around %R>", ((Lock *)self)->name, ((Lock *)self)->wrapped);
+}
+
+/* --- life --- */
+
+static int lock_traverse(PyObject *self, visitproc visit, void *arg) {
+    Lock *l = (Lock *)self;
+    Py_VISIT(l->wrapped);
+    Py_VISIT(l->acquire);
+    Py_VISIT(l->release);
+    Py_VISIT(l->rec);
+    return 0;
+}
+
+/* No tp_clear: a lock must stay usable to its last moment, and what it refers to breaks cycles itself. */
+static void lock_dealloc(PyObject *self) {
+    Lock *l = (Lock *)self;
+    PyObject_GC_UnTrack(self);
+    if (l->weakrefs != NULL)
+        PyObject_ClearWeakRefs(self);
+    Py_XDECREF(l->name);
+    Py_XDECREF(l->wrapped);
+    Py_XDECREF(l->acquire);
+    Py_XDECREF(l->release);
+    Py_XDECREF(l->rec);
+    PyObject_GC_Del(self);
+}
+
+PyTypeObject Lock_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.InstrumentedLock",
+    .tp_basicsize = sizeof(Lock),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "A named lock that times waits and holds; made by Recorder.lock().",
+    .tp_dealloc = lock_dealloc,
+    .tp_traverse = lock_traverse,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Lock, vectorcall),
+    .tp_weaklistoffset = offsetof(Lock, weakrefs),
+    .tp_getattro = lock_getattro,
+    .tp_setattro = lock_setattro,
+    .tp_repr = lock_repr,
+    .tp_methods = lock_methods,
+    .tp_getset = lock_getset,
+};
+
+/* asyncio's locks: `acquire` is a coroutine function. They are wrapped in Python. */
+static int acquires_asynchronously(PyObject *acquire) {
+    PyObject *code = PyObject_GetAttr(acquire, str___code__);
+    int async = code != NULL && PyCode_Check(code) && (((PyCodeObject *)code)->co_flags & CO_COROUTINE) != 0;
+    Py_XDECREF(code);
+    PyErr_Clear();
+    return async;
+}
+
+static PyObject *wrap_async(Recorder *rec, PyObject *name, PyObject *wrapped) {
+    PyObject *module = PyImport_ImportModule("inferscope.record.locks");
+    PyObject *result = module == NULL ? NULL : PyObject_CallMethodObjArgs(module, str_wrap_async, rec, name, wrapped, NULL);
+    Py_XDECREF(module);
+    return result;
+}
+
+static int is_plain_lock(PyObject *lock) {
+    const char *name = Py_TYPE(lock)->tp_name;
+    return strcmp(name, "_thread.lock") == 0;
+}
+
+PyObject *lock_new(Recorder *rec, PyObject *name, PyObject *wrapped) {
+    if (Py_IS_TYPE(wrapped, &Lock_Type))
+        return Py_NewRef(wrapped);
+    if (false_args == NULL && (false_args = PyTuple_Pack(1, Py_False)) == NULL)
+        return NULL;
+    PyObject *acquire = PyObject_GetAttr(wrapped, str_acquire), *release = PyObject_GetAttr(wrapped, str_release), *text = NULL;
+    Lock *l = NULL;
+    if (acquire == NULL || release == NULL)
+        goto failed;
+    if (acquires_asynchronously(acquire)) {
+        Py_DECREF(acquire);
+        Py_DECREF(release);
+        return wrap_async(rec, name, wrapped);
+    }
+    Def *def = (text = clean_name(name)) == NULL ? NULL : registry_def(rec, str_lock, text);
+    Def *holds = def == NULL ? NULL : registry_def(rec, str_lock_hold, text);
+    if (holds == NULL || (l = PyObject_GC_New(Lock, &Lock_Type)) == NULL)
+        goto failed;
+    memset((char *)l + offsetof(Lock, vectorcall), 0, sizeof(Lock) - offsetof(Lock, vectorcall));
+    l->vectorcall = lock_vectorcall;
+    l->rec = (Recorder *)Py_NewRef((PyObject *)rec);
+    l->name = text;
+    l->wrapped = Py_NewRef(wrapped);
+    l->acquire = acquire;
+    l->release = release;
+    l->def = def;
+    l->holds = holds->series;
+    l->plain = (char)is_plain_lock(wrapped);
+    l->counted = (char)PyObject_HasAttr(wrapped, str__is_owned);
+    l->site = l->waited_root = -1;
+    PyObject_GC_Track(l);
+    return (PyObject *)l;
+failed:
+    Py_XDECREF(acquire);
+    Py_XDECREF(release);
+    Py_XDECREF(text);
+    return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+}

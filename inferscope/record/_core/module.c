@@ -1,0 +1,87 @@
+/* inferscope.record._native: the compiled recorder.
+ *
+ * Built from all .c files of this folder, compiled separately and linked into one extension, with hidden visibility and -O3:
+ *     cc -O3 -shared -fPIC -fvisibility=hidden -I<python include> *.c -o ../_native<EXT_SUFFIX>
+ *
+ * Types are static and state is the process's, so the module refuses sub-interpreters; importing falls back to the pure recorder then.
+ * It does not declare support for running without the GIL, so a free-threaded interpreter turns the GIL on (see core.h).
+ */
+#include "core.h"
+
+int enter_exit_install(PyTypeObject *type);
+int noop_setup(void);
+int recorder_add_reader(void);
+
+#define DEFINE_NAME(n) PyObject *str_##n = NULL;
+FOR_EACH_NAME(DEFINE_NAME)
+#undef DEFINE_NAME
+PyObject *str_with = NULL, *str_lock_wait = NULL, *str_lock_hold = NULL, *str_empty = NULL;
+
+static int intern(PyObject **name, const char *text) {
+    if (*name == NULL)
+        *name = PyUnicode_InternFromString(text);
+    return *name == NULL ? -1 : 0;
+}
+
+static int intern_names(void) {
+#define INTERN_NAME(n)                                                                                                              \
+    if (intern(&str_##n, #n) < 0)                                                                                                   \
+        return -1;
+    FOR_EACH_NAME(INTERN_NAME)
+#undef INTERN_NAME
+    return intern(&str_with, "with") < 0 || intern(&str_lock_wait, "lock.wait") < 0 || intern(&str_lock_hold, "lock.hold") < 0 ||
+                   intern(&str_empty, "") < 0
+               ? -1
+               : 0;
+}
+
+static int ready_types(void) {
+    static int done = 0; /* the module may be executed again after it was dropped from sys.modules */
+    PyTypeObject *const all[] = {&EnterExit_Type, &Recorder_Type,   &Request_Type,   &Span_Type,           &Noop_Type,     &Attach_Type,
+                                 &Lock_Type,      &Decorated_Type, &Coroutine_Type, &Generator_Type, &AsyncGenerator_Type, &AsyncStep_Type};
+    PyTypeObject *const managers[] = {&Request_Type, &Span_Type, &Noop_Type, &Attach_Type, &Lock_Type};
+    if (done)
+        return 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (PyType_Ready(all[i]) < 0)
+            return -1;
+    for (size_t i = 0; i < sizeof managers / sizeof *managers; i++)
+        if (enter_exit_install(managers[i]) < 0)
+            return -1;
+    done = 1;
+    return recorder_add_reader();
+}
+
+static int module_exec(PyObject *module) {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_ImportError, "inferscope.record._native works in the main interpreter only");
+        return -1;
+    }
+    if (intern_names() < 0 || ready_types() < 0 || noop_setup() < 0 || clock_setup() < 0)
+        return -1;
+    if (PyModule_AddObjectRef(module, "Recorder", (PyObject *)&Recorder_Type) < 0 ||
+        PyModule_AddObjectRef(module, "Request", (PyObject *)&Request_Type) < 0 ||
+        PyModule_AddObjectRef(module, "Span", (PyObject *)&Span_Type) < 0 ||
+        PyModule_AddObjectRef(module, "InstrumentedLock", (PyObject *)&Lock_Type) < 0)
+        return -1;
+    return PyModule_AddObjectRef(module, "noop", noop_object);
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "inferscope.record._native",
+    .m_doc = "The compiled recorder; its pure-Python twin is inferscope.record.fallback.",
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__native(void) {
+    return PyModuleDef_Init(&module_def);
+}

@@ -1,0 +1,352 @@
+/* Span, and the small context managers: attach() and the no-op that a disabled recorder hands out.
+ *
+ * The descriptor trick. For `with`, CPython looks __enter__ and __exit__ up on the type and binds them; a C type with plain methods
+ * pays two allocated bound-method objects for that (74 ns for an empty block). Here both names hold one EnterExit descriptor whose
+ * __get__ returns the instance itself, and the instance is a vectorcall callable that tells the two apart by their argument count:
+ * none enters, three leave, one decorates. An empty block falls to about 31 ns. contextlib.ExitStack takes the attributes from the
+ * type and calls them with the instance in front, which is what EnterExit's own call is for.
+ */
+#include "frame.h"
+#include <stddef.h>
+
+typedef struct Span {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Recorder *rec;
+    Def *def;
+    struct Span *inner; /* innermost re-entry of this object; each knows the one before it as its own `inner` */
+    Frame frame;
+    char entered;
+} Span;
+
+enum { FREE_SPANS = 256 };
+static Span *free_spans[FREE_SPANS];
+static int free_span_count = 0;
+
+/* --- EnterExit --- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+} EnterExit;
+
+static PyObject *enter_exit_get(PyObject *self, PyObject *instance, PyObject *type) {
+    (void)type;
+    return Py_NewRef(instance != NULL ? instance : self);
+}
+
+static PyObject *enter_exit_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    (void)self;
+    if ((n == 1 || n == 4) && kwnames == NULL && PyType_HasFeature(Py_TYPE(args[0]), Py_TPFLAGS_HAVE_VECTORCALL) &&
+        PyObject_HasAttrString((PyObject *)Py_TYPE(args[0]), "__exit__"))
+        return PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1), NULL);
+    PyErr_SetString(PyExc_TypeError, "expected a context manager of inferscope, then nothing or (type, value, traceback)");
+    return NULL;
+}
+
+PyTypeObject EnterExit_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.EnterExit",
+    .tp_basicsize = sizeof(EnterExit),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "Shared __enter__/__exit__ descriptor that binds to the instance itself.",
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(EnterExit, vectorcall),
+    .tp_descr_get = enter_exit_get,
+};
+
+/* Puts the one descriptor under both names of a ready static type. */
+int enter_exit_install(PyTypeObject *type) {
+    static EnterExit *shared = NULL;
+    if (shared == NULL) {
+        shared = PyObject_New(EnterExit, &EnterExit_Type);
+        if (shared == NULL)
+            return -1;
+        shared->vectorcall = enter_exit_call;
+    }
+    if (PyDict_SetItemString(type->tp_dict, "__enter__", (PyObject *)shared) < 0 ||
+        PyDict_SetItemString(type->tp_dict, "__exit__", (PyObject *)shared) < 0)
+        return -1;
+    PyType_Modified(type);
+    return 0;
+}
+
+/* --- Span --- */
+
+static PyObject *span_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames);
+
+PyObject *span_new(Recorder *rec, Def *def) {
+    Span *s;
+    if (LIKELY(free_span_count > 0)) {
+        s = free_spans[--free_span_count];
+        (void)PyObject_Init((PyObject *)s, &Span_Type);
+    } else {
+        s = PyObject_New(Span, &Span_Type);
+        if (s == NULL)
+            return NULL;
+        s->vectorcall = span_vectorcall;
+    }
+    Py_INCREF(rec);
+    s->rec = rec;
+    s->def = def;
+    s->inner = NULL;
+    s->frame.request = NULL;
+    s->entered = 0;
+    return (PyObject *)s;
+}
+
+static void span_dealloc(PyObject *self) {
+    Span *s = (Span *)self;
+    if (UNLIKELY(s->frame.request != NULL)) /* dropped while entered */
+        frame_abandon(s->rec, &s->frame);
+    if (UNLIKELY(s->inner != NULL))
+        Py_CLEAR(s->inner);
+    Py_DECREF(s->rec);
+    if (LIKELY(free_span_count < FREE_SPANS))
+        free_spans[free_span_count++] = s;
+    else
+        PyObject_Free(self);
+}
+
+/* The same object entered again while open: a fresh span, last in first out. */
+static int span_enter_again(Span *s) {
+    Span *again = (Span *)span_new(s->rec, s->def);
+    if (again == NULL) {
+        PyErr_Clear();
+        return -1;
+    }
+    again->inner = s->inner;
+    s->inner = again;
+    again->entered = 1;
+    frame_enter(again->rec, again->def, &again->frame, str_with);
+    return 0;
+}
+
+static void span_leave_again(Span *s, int error) {
+    Span *again = s->inner;
+    s->inner = again->inner;
+    again->inner = NULL;
+    again->entered = 0;
+    frame_exit(again->rec, &again->frame, error, str_with);
+    Py_DECREF(again);
+}
+
+static PyObject *span_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Span *s = (Span *)self;
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    if (LIKELY(kwnames == NULL)) {
+        if (n == 0) {
+            if (LIKELY(!s->entered)) {
+                s->entered = 1;
+                frame_enter(s->rec, s->def, &s->frame, str_with);
+            } else if (span_enter_again(s) < 0) {
+                s->rec->internal_errors++;
+            }
+            return Py_NewRef(self);
+        }
+        if (LIKELY(n == 3)) {
+            if (UNLIKELY(s->inner != NULL)) {
+                span_leave_again(s, args[0] != Py_None);
+            } else if (LIKELY(s->entered)) {
+                s->entered = 0;
+                frame_exit(s->rec, &s->frame, args[0] != Py_None, str_with);
+            }
+            Py_RETURN_NONE;
+        }
+        if (n == 1)
+            return decorate(s->rec, s->def, NULL, args[0]);
+    }
+    PyErr_SetString(PyExc_TypeError, "a stage is a context manager or decorates one function");
+    return NULL;
+}
+
+static PyObject *span_repr(PyObject *self) {
+    return PyUnicode_FromFormat("<inferscope stage %R>", ((Span *)self)->def->name);
+}
+
+static PyObject *span_name(PyObject *self, void *closure) {
+    (void)closure;
+    return Py_NewRef(((Span *)self)->def->name);
+}
+
+static PyGetSetDef span_getset[] = {{"name", span_name, NULL, "The stage's name.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
+
+PyTypeObject Span_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Span",
+    .tp_basicsize = sizeof(Span),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "One timed region: a context manager and a decorator; made by Recorder.stage().",
+    .tp_dealloc = span_dealloc,
+    .tp_repr = span_repr,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Span, vectorcall),
+    .tp_getset = span_getset,
+};
+
+/* --- no-op --- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+} Noop;
+
+PyObject *noop_object = NULL;
+
+static PyObject *noop_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    (void)kwnames;
+    if (n == 0)
+        return Py_NewRef(self);
+    if (n == 1)
+        return Py_NewRef(args[0]); /* decorating: the function itself */
+    Py_RETURN_NONE;
+}
+
+static PyObject *noop_method(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    (void)self, (void)args, (void)nargs, (void)kwnames;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef noop_methods[] = {
+    {"discard", (PyCFunction)(void (*)(void))noop_method, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"finish", (PyCFunction)(void (*)(void))noop_method, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+/* closure: 0 None, 1 False, 2 the int 0, 3 the int 1, 4 "" */
+static PyObject *noop_get(PyObject *self, void *closure) {
+    (void)self;
+    switch ((intptr_t)closure) {
+    case 1:
+        Py_RETURN_FALSE;
+    case 2:
+    case 3:
+        return PyLong_FromLong((long)(intptr_t)closure - 2);
+    case 4:
+        return Py_NewRef(str_empty);
+    default:
+        Py_RETURN_NONE;
+    }
+}
+
+static int noop_set(PyObject *self, PyObject *value, void *closure) {
+    (void)self, (void)value, (void)closure;
+    return 0;
+}
+
+static PyGetSetDef noop_getset[] = {
+    {"id", noop_get, noop_set, NULL, (void *)2},       {"name", noop_get, noop_set, NULL, (void *)4},
+    {"model", noop_get, noop_set, NULL, (void *)0},    {"cls", noop_get, noop_set, NULL, (void *)0},
+    {"size", noop_get, noop_set, NULL, (void *)0},     {"items", noop_get, noop_set, NULL, (void *)3},
+    {"error", noop_get, noop_set, NULL, (void *)0},    {"trace", noop_get, noop_set, NULL, (void *)0},
+    {"start_ns", noop_get, noop_set, NULL, (void *)2}, {"open", noop_get, noop_set, NULL, (void *)1},
+    {"wanted", noop_get, noop_set, NULL, (void *)1},   {"profiled", noop_get, noop_set, NULL, (void *)1},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyTypeObject Noop_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Noop",
+    .tp_basicsize = sizeof(Noop),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "Stands for a stage or a request while the recorder is disabled.",
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Noop, vectorcall),
+    .tp_methods = noop_methods,
+    .tp_getset = noop_getset,
+};
+
+int noop_setup(void) {
+    if (noop_object == NULL) {
+        Noop *n = PyObject_New(Noop, &Noop_Type);
+        if (n == NULL)
+            return -1;
+        n->vectorcall = noop_vectorcall;
+        noop_object = (PyObject *)n;
+    }
+    return 0;
+}
+
+/* --- attach --- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Recorder *rec;
+    PyObject *request;
+    PyObject *before; /* list used as a stack, so that one object may be entered again */
+} Attach;
+
+static PyObject *attach_enter(Attach *a) {
+    PyObject *before = NULL;
+    if (a->before == NULL)
+        a->before = PyList_New(0);
+    if (a->before == NULL || PyContextVar_Get(a->rec->var, NULL, &before) < 0 ||
+        PyList_Append(a->before, before != NULL ? before : Py_None) < 0) {
+        PyErr_Clear();
+        a->rec->internal_errors++;
+    } else {
+        PyObject *token = PyContextVar_Set(a->rec->var, a->request);
+        if (token == NULL)
+            PyErr_Clear();
+        Py_XDECREF(token);
+    }
+    Py_XDECREF(before);
+    return Py_NewRef(a->request);
+}
+
+static void attach_leave(Attach *a) {
+    Py_ssize_t depth = a->before == NULL ? 0 : PyList_GET_SIZE(a->before);
+    if (depth == 0)
+        return;
+    PyObject *before = Py_NewRef(PyList_GET_ITEM(a->before, depth - 1));
+    PyObject *token = PyList_SetSlice(a->before, depth - 1, depth, NULL) < 0 ? NULL : PyContextVar_Set(a->rec->var, before);
+    if (token == NULL)
+        PyErr_Clear();
+    Py_XDECREF(token);
+    Py_DECREF(before);
+}
+
+static PyObject *attach_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    (void)args;
+    if (kwnames == NULL && n == 0)
+        return attach_enter((Attach *)self);
+    if (kwnames == NULL && n == 3) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        attach_leave((Attach *)self);
+        PyErr_Restore(type, value, traceback);
+        Py_RETURN_NONE;
+    }
+    PyErr_SetString(PyExc_TypeError, "attach() gives a context manager");
+    return NULL;
+}
+
+PyObject *attach_new(Recorder *rec, PyObject *request) {
+    Attach *a = PyObject_New(Attach, &Attach_Type);
+    if (a == NULL)
+        return NULL;
+    a->vectorcall = attach_vectorcall;
+    a->rec = (Recorder *)Py_NewRef((PyObject *)rec);
+    a->request = Py_NewRef(Py_IS_TYPE(request, &Request_Type) && ((Request *)request)->rec == rec ? request : Py_None);
+    a->before = NULL;
+    return (PyObject *)a;
+}
+
+static void attach_dealloc(PyObject *self) {
+    Attach *a = (Attach *)self;
+    Py_XDECREF(a->before);
+    Py_DECREF(a->request);
+    Py_DECREF(a->rec);
+    PyObject_Free(self);
+}
+
+PyTypeObject Attach_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Attach",
+    .tp_basicsize = sizeof(Attach),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "Makes a request current in this thread or task; made by Recorder.attach().",
+    .tp_dealloc = attach_dealloc,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Attach, vectorcall),
+};

@@ -1,0 +1,59 @@
+/* What a decorated function is, and what its coroutines and generators are wrapped in. */
+#ifndef INFERSCOPE_WRAPPER_H
+#define INFERSCOPE_WRAPPER_H
+#include "frame.h"
+
+enum { FLAVOR_SYNC, FLAVOR_COROUTINE, FLAVOR_GENERATOR, FLAVOR_ASYNC_GENERATOR };
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *func;
+    Recorder *rec;
+    const Def *def;     /* of a stage, or NULL */
+    Request *template_; /* of a request, or NULL */
+    PyObject *weakrefs;
+    char flavor;
+} Decorated;
+
+enum { WRAPPED_NEW, WRAPPED_OPEN, WRAPPED_DONE };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *inner;
+    Decorated *owner;
+    Frame frame;      /* of a stage */
+    Request *request; /* of a request */
+    PyObject *weakrefs;
+    char state;
+} Wrapped;
+
+static inline void wrapped_begin(Wrapped *w) {
+    Decorated *d = w->owner;
+    w->state = WRAPPED_OPEN;
+    if (LIKELY(d->def != NULL)) {
+        frame_enter(d->rec, d->def, &w->frame, NULL);
+        return;
+    }
+    w->request = (Request *)request_clone(d->template_);
+    if (w->request == NULL) {
+        PyErr_Clear();
+        return;
+    }
+    w->request->in_call = -1;
+    request_begin(w->request, -1);
+}
+
+/* `error`: the exception type, or NULL. The exception in flight stays. */
+static inline void wrapped_finish(Wrapped *w, PyObject *error) {
+    if (w->state != WRAPPED_OPEN)
+        return;
+    w->state = WRAPPED_DONE;
+    if (LIKELY(w->owner->def != NULL)) {
+        frame_exit(w->owner->rec, &w->frame, error != NULL, NULL);
+    } else if (w->request != NULL) {
+        request_end(w->request, error);
+        Py_CLEAR(w->request);
+    }
+}
+#endif
