@@ -40,6 +40,7 @@ def diagnose(
     service: str = "",
     path: str = "",
     state: str = "diagnosed",
+    notes: Sequence[str] = (),
 ) -> Incident:
     """Explain a breach.
 
@@ -51,6 +52,7 @@ def diagnose(
         service: The service's name.
         path: Where the incident lies.
         state: The incident's state.
+        notes: What the caller could not read.
 
     Raises:
         EvidenceError: The evidence is damaged or says nothing about the request.
@@ -62,7 +64,7 @@ def diagnose(
     model = model_label(horizon.labels, attribution.shares)
     what_if = plan(horizon, attribution, breach.threshold_ms, breach.quantile, () if model is None else (model,))
     exceeding = _exceeding(horizon, threshold, breach)
-    kept, notes = _captures(captures)
+    kept, left_out = _captures(captures)
     broken = exceeding > (1.0 - breach.quantile) * horizon.count
     findings = evaluate(Context(breach, horizon, attribution, what_if, broken, kept), ALL)
     latency = Latency(*(_ms(quantile_ns(horizon.latency, q)) for q in (0.50, 0.95, 0.99, 0.999)))
@@ -90,7 +92,7 @@ def diagnose(
         what_if=what_if.entries,
         findings=findings,
         captures=tuple(summary for summary, _ in kept),
-        notes=(*_basis(attribution), *attribution.notes, *what_if.notes, *_merged(horizon), *notes),
+        notes=(*_basis(attribution), *attribution.notes, *what_if.notes, *_merged(horizon), *left_out, *notes),
     )
 
 
@@ -209,10 +211,19 @@ def load_directory(directory: Path) -> Incident:
     if not evidence:
         msg = f"{directory.name}: no evidence-*.json"
         raise EvidenceError(msg)
-    sides = [read_json(path) for path in sorted((directory / "captures").glob("*.json")) if not path.name.endswith(".trace.json")]
-    captures = [(side, directory / str(side["trace"]) if side.get("trace") else None) for side in sides]
+    captures: list[tuple[Document, Path | None]] = []
+    notes: list[str] = []
+    for path in sorted((directory / "captures").glob("*.json")):
+        if not path.name.endswith(".trace.json"):
+            try:
+                side = read_json(path)
+            except EvidenceError as error:
+                notes.append(f"Capture left out: {error}.")
+            else:
+                captures.append((side, directory / str(side["trace"]) if side.get("trace") else None))
     service = directory.resolve().parent.parent.parent.name
-    return diagnose(breach, evidence, captures, healthy=read_documents(directory, "healthy"), service=service, path=str(directory))
+    healthy = read_documents(directory, "healthy")
+    return diagnose(breach, evidence, captures, healthy=healthy, service=service, path=str(directory), notes=notes)
 
 
 def _breach(document: Document) -> Breach:

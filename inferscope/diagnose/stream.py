@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from inferscope.errors import EvidenceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
 
 __all__ = ["open_trace", "stream"]
@@ -20,13 +21,15 @@ _LARGEST_VALUE: Final = 64 << 20
 _WHITESPACE: Final = " \t\r\n"
 
 
-def open_trace(path: Path) -> IO[str]:
+@contextmanager
+def open_trace(path: Path) -> Generator[IO[str], None, None]:
     """Open a plain or gzip file as text; bytes that are no UTF-8 become replacement characters."""
-    raw = path.open("rb")
-    magic = raw.read(2)
-    raw.seek(0)
-    binary: IO[bytes] = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if magic == b"\x1f\x8b" else raw
-    return io.TextIOWrapper(binary, encoding="utf-8", errors="replace")
+    with path.open("rb") as raw:
+        magic = raw.read(2)
+        raw.seek(0)
+        binary: IO[bytes] = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if magic == b"\x1f\x8b" else raw
+        with io.TextIOWrapper(binary, encoding="utf-8", errors="replace") as text:
+            yield text
 
 
 class _Buffer:
@@ -79,9 +82,9 @@ class _Buffer:
                 if len(self.data) - self.position > _LARGEST_VALUE:
                     msg = "damaged: a value of more than 64 MiB"
                     raise EvidenceError(msg) from error
+                incomplete = getattr(error, "pos", 0) >= len(self.data) - 1 or "Unterminated" in str(error)
                 if not self.fill():
-                    at_end = getattr(error, "pos", 0) >= len(self.data) - 1 or "Unterminated" in str(error)
-                    msg = "truncated" if at_end else f"damaged JSON ({error})"
+                    msg = "truncated" if incomplete else f"damaged JSON ({error})"
                     raise EvidenceError(msg) from error
                 continue
             if end == len(self.data) and not isinstance(value, (dict, list, str)) and self.fill():
