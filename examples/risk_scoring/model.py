@@ -77,10 +77,18 @@ def auc(scores: NDArray[np.float32], positive: NDArray[np.bool_]) -> float:
 
 def train(rows: data.Dataset, seed: int) -> RiskModel:
     """Trains on `rows`; the same seed gives the same weights on the same machine. The global random state stays as it was."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the network is too small to share out, and sums then run in one order whatever the cores
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return _fit(RiskModel(), rows)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _fit(model: RiskModel, rows: data.Dataset) -> RiskModel:
     features, target = torch.from_numpy(rows.features), torch.from_numpy(rows.defaulted.astype(np.float32))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = RiskModel()
     model.mean.copy_(features.mean(0))
     model.scale.copy_(features.std(0))
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, weight_decay=1e-4)

@@ -275,7 +275,10 @@ def application(version: type[Scoring]) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def truth_of(request: Request) -> JSONResponse:
-        bounds = {name: int(value) for name, value in request.query_params.items() if name in {"from_ns", "to_ns"}}
+        try:
+            bounds = {name: int(value) for name, value in request.query_params.items() if name in {"from_ns", "to_ns"}}
+        except ValueError:
+            return JSONResponse({"error": "from_ns and to_ns are whole numbers of nanoseconds"}, status_code=400)
         return JSONResponse(asdict(truth.attribute(holder["scoring"].truth.rows(), **bounds)))
 
     routes = [
