@@ -42,14 +42,14 @@ def _local(address: Any) -> bool:
     return ip.is_loopback or ip.is_unspecified
 
 
-def _guarded(original: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """`original`, refusing when its argument at `position` is an address elsewhere."""
+def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A socket's method, refusing when its last argument is an address elsewhere."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > position and not _local(args[position]):
-            message = f"tests reach no other machine: {original.__name__}{args[position]!r}"
+    def call(sock: socket.socket, *args: Any) -> Any:
+        if not _local(args[-1]):
+            message = f"tests reach no other machine: {original.__name__}{args[-1]!r}"
             raise NetworkError(message)
-        return original(*args, **kwargs)
+        return original(sock, *args)
 
     return call
 
@@ -58,8 +58,8 @@ def _guarded(original: Callable[..., Any], position: int) -> Callable[..., Any]:
 def no_network() -> Iterable[None]:
     """Refuse connections, datagrams and name look-ups that leave the machine."""
     patch = pytest.MonkeyPatch()
-    for name in ("connect", "connect_ex"):
-        patch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name), 1))
+    for name in ("connect", "connect_ex", "sendto"):
+        patch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name)))
     original = socket.getaddrinfo
 
     def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
