@@ -67,13 +67,13 @@ static int reservoir_offer(Recorder *rec, Class *c, int band) {
 static int retention_reasons(Recorder *rec, const Request *r, int band) {
     Class *c = r->class_;
     int breach = c->edge_count > 0 && r->wall > c->edges[0];
-    if (r->profiled)
-        return REASON_PROFILED | (breach ? REASON_BREACH : 0);
     int reasons = 0;
     if (breach && rec->breach_left > 0) {
         rec->breach_left--;
-        reasons |= REASON_BREACH;
+        reasons = REASON_BREACH;
     }
+    if (r->profiled) /* a place among the slowest or in a reservoir would go to the profiler's own cost */
+        return reasons | REASON_PROFILED;
     if (heap_offer(c, r->wall, rec->slowest))
         reasons |= REASON_SLOWEST;
     if (reservoir_offer(rec, c, band))
@@ -108,7 +108,6 @@ static void count_unprofiled(Recorder *rec, const Request *r, int band) {
     int64_t *row = c->band_sums + band * COLUMN_LIMIT;
     for (int i = 0; i < rec->column_count; i++)
         row[i] += r->vector[i];
-    c->ewma_ns += c->ewma_ns == 0 ? r->wall : (r->wall - c->ewma_ns) / 16;
     if (r->has_cpu) {
         c->cpu_ns += r->cpu_ns;
         c->cpu_wall_ns += r->wall;
@@ -124,6 +123,7 @@ void class_fold(Recorder *rec, Request *r) {
     c->items += r->items;
     c->wall_ns += r->wall;
     c->errors += r->error != NULL;
+    c->ewma_ns += c->ewma_ns == 0 ? r->wall : (r->wall - c->ewma_ns) >> 4;
     for (int i = 0; i < c->edge_count; i++)
         c->violations[i] += r->wall > c->edges[i];
     if (r->truncated) {

@@ -181,7 +181,7 @@ struct Recorder {
     Def **defs;
     int def_count, def_room, column_count, series_count, class_count;
     Def *other, *backlog;
-    Series *series[SERIES_LIMIT + 1];
+    Series *series[SERIES_LIMIT + CLASS_LIMIT + 1]; /* requests and "other" always find room */
     Class *classes[CLASS_LIMIT];
     Request *open_head;
     Retained **retained;

@@ -84,6 +84,11 @@ static char flavor_of(PyObject *func) {
     }
     PyErr_Clear();
     int flags = code_flags(f);
+    PyObject *call = flags == 0 ? PyObject_GetAttrString(f, "__call__") : NULL; /* an object whose __call__ is a coroutine function */
+    if (call != NULL)
+        flags = code_flags(call);
+    PyErr_Clear();
+    Py_XDECREF(call);
     Py_XDECREF(partial);
     Py_XDECREF(functools);
     Py_DECREF(f);
@@ -107,10 +112,8 @@ static PyObject *decorate_method_object(Recorder *rec, Def *def, Request *templa
 PyObject *decorate(Recorder *rec, Def *def, Request *template_, PyObject *func) {
     if (PyObject_TypeCheck(func, &PyStaticMethod_Type) || PyObject_TypeCheck(func, &PyClassMethod_Type))
         return decorate_method_object(rec, def, template_, func);
-    if (!PyCallable_Check(func)) {
-        PyErr_SetString(PyExc_TypeError, "only a function or another callable can be decorated");
-        return NULL;
-    }
+    if (!PyCallable_Check(func) || PyType_Check(func)) /* a class must stay the class that it is */
+        return Py_NewRef(func);
     Decorated *d = PyObject_GC_New(Decorated, &Decorated_Type);
     if (d == NULL)
         return NULL;

@@ -4,25 +4,11 @@
 typedef struct {
     Request *r;
     int order[SLOT_LIMIT]; /* slots, latest end first; equal ends: the later slot first */
-    uint8_t parent[SLOT_LIMIT];
     int count;
 } Walk;
 
 static int column_at(const Request *r, int node) {
     return node == NO_SLOT ? COLUMN_UNATTRIBUTED : r->slots[node].column;
-}
-
-/* Who was entered "inside" whom says little once tasks interleave: the parent is the nearest ancestor that contains the span in time. */
-static void contain(Walk *w) {
-    Slot *slots = w->r->slots;
-    for (int i = 0; i < w->count; i++) {
-        int p = slots[i].parent;
-        while (p != NO_SLOT && !(slots[p].start <= slots[i].start && slots[i].end <= slots[p].end))
-            p = slots[p].parent;
-        w->parent[i] = (uint8_t)p;
-    }
-    for (int i = 0; i < w->count; i++)
-        slots[i].parent = w->parent[i];
 }
 
 static void sort_by_end(Walk *w) {
@@ -42,7 +28,7 @@ static void walk(Walk *w, int node, int64_t lo, int64_t hi) {
     int64_t cursor = hi, own = 0;
     for (int k = 0; k < w->count; k++) {
         int child = w->order[k];
-        if (w->parent[child] != node)
+        if (slots[child].parent != node)
             continue;
         int64_t top = slots[child].end < cursor ? slots[child].end : cursor;
         int64_t bottom = slots[child].start > lo ? slots[child].start : lo;
@@ -59,7 +45,6 @@ static void critical_path(Request *r, int64_t end) {
     Walk w;
     w.r = r;
     w.count = r->slot_count;
-    contain(&w);
     sort_by_end(&w);
     memset(r->vector, 0, sizeof r->vector);
     walk(&w, NO_SLOT, r->root.start, end);

@@ -110,7 +110,7 @@ static inline void frame_exit(Recorder *rec, Frame *f, int error, PyObject *hook
     if (r != NULL) {
         frame_end(rec, f, end, duration, error);
         f->request = NULL;
-        if (UNLIKELY(r->wanted) && r->open && hook_kind != NULL)
+        if (UNLIKELY(r->wanted) && hook_kind != NULL) /* also after its end: what was entered is left */
             hook_call(rec, rec->on_exit, r, f->def->name, hook_kind);
         Py_DECREF(r);
     }

@@ -180,6 +180,9 @@ static PyObject *recorder_after_fork(PyObject *self, PyObject *unused) {
         request_close_uncounted(r);
         Py_DECREF(r);
     }
+    PyObject *token = PyContextVar_Set(rec->var, Py_None);
+    PyErr_Clear();
+    Py_XDECREF(token);
     retained_clear(rec);
     sites_clear(rec);
     for (int i = 0; i < rec->series_count; i++) {

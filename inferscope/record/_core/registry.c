@@ -213,11 +213,8 @@ static Class *class_other(Recorder *rec) {
 }
 
 static Class *class_make(Recorder *rec, PyObject *key, PyObject *name, PyObject *model, PyObject *cls) {
-    if (rec->class_count >= CLASS_LIMIT - 1 || rec->series_count >= SERIES_LIMIT) {
-        if (rec->class_count == CLASS_LIMIT || rec->series_count < SERIES_LIMIT)
-            return class_other(rec);
-        return rec->class_count > 0 ? rec->classes[rec->class_count - 1] : NULL;
-    }
+    if (rec->class_count >= CLASS_LIMIT - 1)
+        return class_other(rec);
     Class *c = class_add(rec, name, model, cls);
     if (c != NULL && index_store(rec->class_index, key, c->index) < 0)
         PyErr_Clear();

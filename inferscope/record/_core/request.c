@@ -202,12 +202,10 @@ void request_begin(Request *r, int caller_known) {
 /* Places a measured interval under the innermost open frame that covers its start. `end` is not in the future. */
 void request_interval(Request *r, int column, int64_t start, int64_t end, int flags, int64_t aux) {
     Frame *f = r->top, *above = NULL;
-    if (end < r->root.start)
-        return;
     if (start < r->root.start)
         start = r->root.start;
     if (end < start)
-        end = start;
+        return;
     for (; f != &r->root && f->start > start; f = f->prev)
         above = f;
     if (start < f->last_end || (above != NULL && above->start < end))
@@ -216,23 +214,28 @@ void request_interval(Request *r, int column, int64_t start, int64_t end, int fl
     f->child_ns += end - start;
     if (end > f->last_end)
         f->last_end = end;
+    uint32_t tid = thread_id();
+    if (tid != r->tid)
+        r->foreign_thread = 1;
     if (r->slot_count == SLOT_LIMIT) {
         r->truncated = 1;
         return;
     }
-    uint32_t tid = thread_id();
     r->slots[r->slot_count++] = (Slot){
         .start = start, .end = end, .aux = aux, .thread = tid, .column = (uint16_t)column, .parent = f->slot,
         .flags = (uint8_t)(flags | (tid != r->tid ? FLAG_OTHER_THREAD : 0)),
     };
 }
 
-/* A frame ends that is not on top: tasks or threads interleave. What hangs on it moves down to its parent. */
+/* A frame ends that is not on top: tasks or threads interleave. What hangs on it outlives it, so it was never a part of it and moves
+ * down to its parent. */
 void request_unlink_slow(Request *r, Frame *f) {
     r->overlapping = 1;
     for (Frame *g = r->top; g != &r->root; g = g->prev) {
         if (g->prev == f) {
             g->prev = f->prev;
+            if (g->slot != NO_SLOT)
+                r->slots[g->slot].parent = f->prev->slot;
             return;
         }
     }
@@ -262,7 +265,7 @@ static void end_link(Recorder *rec, Request *r, int64_t end) {
     Request *outer = r->link.request;
     if (end < r->link.start)
         end = r->link.start;
-    frame_end(rec, &r->link, end, end - r->link.start, r->error != NULL);
+    frame_end(rec, &r->link, end, end - r->link.start, 0);
     r->link.request = NULL;
     Py_DECREF(outer);
 }
