@@ -153,9 +153,7 @@ def percentiles(distribution: Distribution, quantiles: Sequence[float]) -> list[
     return sparse_percentiles(occupied, counts[occupied], layout(distribution), quantiles)
 
 
-def sparse_percentiles(
-    indices: NDArray[Any], counts: NDArray[Any], within: Layout, quantiles: Sequence[float]
-) -> list[float | None]:
+def sparse_percentiles(indices: NDArray[Any], counts: NDArray[Any], within: Layout, quantiles: Sequence[float]) -> list[float | None]:
     """`percentiles` of occupied indices (ascending) and their counts, both of shape (n,)."""
     if not len(counts):
         return [None] * len(quantiles)

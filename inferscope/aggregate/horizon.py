@@ -115,7 +115,15 @@ class _History:
         if window.count or len(window.bands.bands):
             packed = pack_bands(window.bands)
             block = ClassBlock(
-                start_ns, end_ns, window.count, window.errors, window.items, window.excluded, window.violations, sparse_of(window.latency.counts), *packed
+                start_ns,
+                end_ns,
+                window.count,
+                window.errors,
+                window.items,
+                window.excluded,
+                window.violations,
+                sparse_of(window.latency.counts),
+                *packed,
             )
             self.open = block if self.open is None else self.open.join(block)
             count = int(window.bands.counts.sum())
@@ -214,6 +222,7 @@ class Horizon:
         self._sites: dict[int, tuple[int, int]] = {}
         self._lock_sites: tuple[LockSite, ...] = ()
         self._counters: Mapping[str, int] = {}
+        self._first_ns = self._last_ns = 0
 
     def nbytes(self, key: ClassKey) -> int:
         """Memory of a class's bands, latency counts and reservoir."""
@@ -237,6 +246,8 @@ class Horizon:
         """
         self._columns = window.columns
         self._counters = window.counters
+        self._first_ns = max(self._first_ns or window.start_ns, window.end_ns - self._horizon_ns)
+        self._last_ns = window.end_ns
         records: dict[ClassKey, list[RequestRecord]] = {}
         for record in window.records:
             records.setdefault(record.key, []).append(record)
@@ -247,10 +258,13 @@ class Horizon:
             history.add(held, window.start_ns, window.end_ns, records.get(held.key, ()), self._horizon_ns)
         self._add_series(window, lock_sites)
 
-    def evidence(self, select: ClassKey | str | None, from_ns: int, to_ns: int, *, slot: int = 0, pid: int = 0, instance_id: str = "") -> dict[str, Any]:
+    def evidence(
+        self, select: ClassKey | str | None, from_ns: int, to_ns: int, *, slot: int = 0, pid: int = 0, instance_id: str = ""
+    ) -> dict[str, Any]:
         """What happened between two instants, as the JSON document that a diagnosis reads.
 
-        The time is widened to whole blocks, so that every number of a class covers the same requests; `from_ns` in the document says where it begins.
+        The time is widened to whole blocks, so that every number of a class covers the same requests, and cut to
+        what the horizon knows; `from_ns` and `to_ns` in the document say what it became.
         `copies`, `gc`, `device`, `process` and `status` are the caller's to fill.
 
         Args:
@@ -269,8 +283,8 @@ class Horizon:
             "slot": slot,
             "pid": pid,
             "instance_id": instance_id,
-            "from_ns": min([from_ns, *(block.start_ns for _, block in found)]) if found else from_ns,
-            "to_ns": max([to_ns, *(block.end_ns for _, block in found)]) if found else to_ns,
+            "from_ns": max(min([from_ns, *(block.start_ns for _, block in found)]), self._first_ns),
+            "to_ns": min(max([to_ns, *(block.end_ns for _, block in found)]), self._last_ns),
             "unix_offset_ns": unix_offset_ns(),
             "columns": [list(column) for column in self._columns],
             "classes": [history.json(block, columns, max(to_ns, block.end_ns)) for history, block in found],

@@ -93,7 +93,13 @@ class Reservoir:
     """
 
     def __init__(
-        self, edges_ns: Sequence[int] = (), *, per_band: int = 64, horizon_ns: int = 900_000_000_000, limit_bytes: int = 224 << 10, seed: int = 0
+        self,
+        edges_ns: Sequence[int] = (),
+        *,
+        per_band: int = 64,
+        horizon_ns: int = 900_000_000_000,
+        limit_bytes: int = 224 << 10,
+        seed: int = 0,
     ) -> None:
         self.per_band = per_band
         self._edges = tuple(edges_ns)

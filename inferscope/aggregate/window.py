@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from inferscope.clock import now_ns as _now_ns
-from inferscope.types import BAND_COUNT, BandSums, ClassKey, ClassWindow, Column, Distribution, LockSite, Reason, RequestRecord, SpanRecord, Window
+from inferscope.types import (
+    BAND_COUNT,
+    BandSums,
+    ClassKey,
+    ClassWindow,
+    Column,
+    Distribution,
+    LockSite,
+    Reason,
+    RequestRecord,
+    SpanRecord,
+    Window,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -245,7 +257,9 @@ class Aggregator:
 
     def _class_window(self, index: int, held: _Class) -> ClassWindow:
         read = self._recorder.read_class(index)
-        totals = ClassTotals(key=held.key, edges_ns=held.edges_ns, **{name: read[name] for name in _TOTALS}, violations=tuple(read["violations"]))
+        totals = ClassTotals(
+            key=held.key, edges_ns=held.edges_ns, **{name: read[name] for name in _TOTALS}, violations=tuple(read["violations"])
+        )
         before = held.totals
         if before is not None and totals.count < before.count:
             held.forget()
@@ -302,7 +316,25 @@ def decode(retained: Sequence[Any], key: ClassKey) -> RequestRecord:
             involuntary switches, truncated, vector, spans, trace.
         key: The class that the index means.
     """
-    (id_, _, start_ns, wall_ns, band, reasons, thread_id, size, items, error, cpu_ns, voluntary, involuntary, truncated, vector, spans, trace) = retained
+    (
+        id_,
+        _,
+        start_ns,
+        wall_ns,
+        band,
+        reasons,
+        thread_id,
+        size,
+        items,
+        error,
+        cpu_ns,
+        voluntary,
+        involuntary,
+        truncated,
+        vector,
+        spans,
+        trace,
+    ) = retained
     return RequestRecord(
         id_,
         key,

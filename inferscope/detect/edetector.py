@@ -13,6 +13,7 @@ No tick contributes more than a third of what is needed, so one burst, however b
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -27,9 +28,7 @@ HIGHEST_SHARE: Final = 0.6
 RUN_SECONDS: Final = 604_800.0
 """A week: the mean time between false triggers of a fleet, if requests were independent."""
 
-_MEMORY_TICKS: Final = 600
-_TERM_LIMIT: Final = 2000.0
-_PRIOR_TICKS: Final = 30.0
+_EFFECT_LIMIT: Final = 100_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +42,13 @@ class Tick:
 
 
 class DesignEffect:
-    """How much more the number of bad requests in a tick varies than if requests were independent.
+    """How much more the number of bad requests varies than if requests were independent.
 
-    The ratio of two discounted sums, (k - nm)^2 over nm(1 - m), with m the discounted share of bad requests; a ratio of sums is steadier
-    than a mean of ratios. Memory of 600 ticks; a plain average before that.
+    The largest of three ratios of discounted sums (a ratio of sums is steadier than a mean of ratios). Two are (k - nm)^2 over nm(1 - m),
+    with m the discounted share of bad requests, over single ticks and over blocks of ten: they know bursts and episodes, but a fault that
+    begins would inflate them and so hide itself; they are read as they stood 30 ticks ago. The third is taken from neighbouring ticks,
+    (k - k')^2 / 2 (von Neumann, 1941): a new level leaves it alone, so it may be read at once.
+    Memory of 600 ticks (3600 for the blocks), a plain average before that, with 30 imagined ticks of independent requests at the start.
 
     Args:
         allowed: The share that the objective allows; a share far below it is taken for a quarter of it.
@@ -55,23 +57,64 @@ class DesignEffect:
     def __init__(self, allowed: float) -> None:
         self._floor = allowed / 4.0
         self._requests = self._bad = 0.0
-        self._spread = self._expected = 0.0
-        self._ticks = 0.0
+        self._scales = (_Scale(1, 600.0, 30), _Scale(10, 360.0, 3))
+        self._between = _Ratio(600.0, 30.0)
+        self._share = -1.0
 
     def update(self, n: int, k: int) -> float:
-        """Take a tick of `n` requests, `k` of them bad; returns the design effect, 1 to 1000."""
-        keep = 1.0 - 1.0 / _MEMORY_TICKS
+        """Take a tick of `n` requests, `k` of them bad; returns the design effect, at least 1."""
+        keep = 1.0 - 1.0 / 600.0
         self._requests = keep * self._requests + n
         self._bad = keep * self._bad + k
         mean = min(max(self._bad / self._requests, self._floor), 0.5)
-        expected = n * mean * (1.0 - mean)
-        self._spread = keep * self._spread + min((k - n * mean) ** 2, _TERM_LIMIT * expected)
-        self._expected = keep * self._expected + expected
-        self._ticks = keep * self._ticks + 1.0
-        # until enough was seen, some ticks of independent requests are imagined
-        imagined = _PRIOR_TICKS / self._ticks * self._expected / self._ticks if self._ticks else 0.0
-        imagined *= self._ticks
-        return min(max((self._spread + imagined) / (self._expected + imagined), 1.0), 1000.0)
+        for scale in self._scales:
+            scale.add(n, k, mean)
+        share = k / n
+        if self._share >= 0.0:
+            local = min(max((share + self._share) / 2.0, self._floor), 0.5)
+            self._between.add(n * n * (share - self._share) ** 2 / 2.0, n * local * (1.0 - local))
+        self._share = share
+        return min(max(self._scales[0].earlier[0], self._scales[1].earlier[0], self._between.value, 1.0), _EFFECT_LIMIT)
+
+
+class _Ratio:
+    """Discounted spread over discounted expectation, towards 1 while little was seen."""
+
+    __slots__ = ("expected", "imagined", "keep", "seen", "spread")
+
+    def __init__(self, memory: float, imagined: float) -> None:
+        self.keep = 1.0 - 1.0 / memory
+        self.imagined = imagined
+        self.spread = self.expected = self.seen = 0.0
+
+    def add(self, spread: float, expected: float) -> None:
+        self.spread = self.keep * self.spread + spread
+        self.expected = self.keep * self.expected + expected
+        self.seen = self.keep * self.seen + 1.0
+
+    @property
+    def value(self) -> float:
+        imagined = self.expected / self.seen * self.imagined if self.seen else 1.0
+        return (self.spread + imagined) / (self.expected + imagined)
+
+
+class _Scale:
+    """Spread around the long mean, over blocks of some ticks."""
+
+    __slots__ = ("bad", "earlier", "ratio", "requests", "span", "ticks")
+
+    def __init__(self, span: int, memory: float, lag: int) -> None:
+        self.span = span
+        self.ratio = _Ratio(memory, 30.0 / span)
+        self.earlier: deque[float] = deque([1.0], maxlen=lag)
+        self.requests = self.bad = self.ticks = 0
+
+    def add(self, n: int, k: int, mean: float) -> None:
+        self.requests, self.bad, self.ticks = self.requests + n, self.bad + k, self.ticks + 1
+        if self.ticks == self.span:
+            self.ratio.add((self.bad - self.requests * mean) ** 2, self.requests * mean * (1.0 - mean))
+            self.earlier.append(self.ratio.value)
+            self.requests = self.bad = self.ticks = 0
 
 
 class MixtureDetector:
@@ -87,6 +130,8 @@ class MixtureDetector:
         self._gains = [(math.log(share / allowed), math.log((1.0 - share) / (1.0 - allowed))) for share in shares]
         self._evidence = [-math.inf] * len(shares)
         self._effect = DesignEffect(allowed)
+        self._snapshots: deque[DesignEffect] = deque([copy.deepcopy(self._effect)], maxlen=2)
+        self._learned = 0
         self._recent: deque[Tick] = deque(maxlen=900)
         self.threshold = math.log(RUN_SECONDS * max(fleet_size, 1))
         """ln A."""
@@ -103,7 +148,20 @@ class MixtureDetector:
 
     def learn(self, tick: Tick) -> None:
         """Learn how bursty bad requests are, and judge nothing."""
+        self._learned += 1
+        if self._learned % 30 == 0:
+            self._snapshots.append(copy.deepcopy(self._effect))
         self.design_effect = self._effect.update(tick.requests, tick.bad)
+
+    def remember(self) -> DesignEffect:
+        """What was known of bursts 30 to 60 ticks ago: before a fault that fires now began."""
+        return self._snapshots[0]
+
+    def unlearn(self, remembered: DesignEffect) -> None:
+        """Go back to what was known; for the end of a fault that was no burst, and must not slow the detection of the next one."""
+        self._effect = copy.deepcopy(remembered)
+        self._snapshots.clear()
+        self._snapshots.append(remembered)
 
     def update(self, tick: Tick) -> bool:
         """Take a tick; True when the evidence passes the threshold."""

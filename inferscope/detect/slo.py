@@ -66,7 +66,9 @@ class SLO:
             _check_text(key, getattr(self, key), optional=key != "name")
         given = {key: getattr(self, key) for key in _QUANTILES if getattr(self, key) is not None}
         if len(given) != 1:
-            raise ConfigurationError("slo", given or self.name, "exactly one of p99_ms, p95_ms and p999_ms, such as SLO('score', p99_ms=20)")
+            raise ConfigurationError(
+                "slo", given or self.name, "exactly one of p99_ms, p95_ms and p999_ms, such as SLO('score', p99_ms=20)"
+            )
         for key, value in given.items():
             _check_number(key, value, 0.001, _LONGEST_MS, f"milliseconds from 0.001 to {_LONGEST_MS:.0f}")
         _check_number("window_s", self.window_s, 5.0, 3600.0, "seconds from 5 to 3600")
