@@ -102,7 +102,7 @@ def sleep_until(instant_ns: int) -> None:
 
 def _site() -> str:
     """`function (file:line)` of the innermost caller outside this module, as an integration would tell it."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return f"{frame.f_code.co_name} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"

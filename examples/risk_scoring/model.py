@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ __all__ = ["RiskModel", "Trained", "auc", "load_or_train", "train"]
 WIDTH: Final = 64
 EPOCHS: Final = 300
 LEARNING_RATE: Final = 0.01
+_torch: Any = torch  # for the calls whose types torch leaves open
 
 
 class RiskModel(nn.Module):
@@ -80,18 +81,18 @@ def train(rows: data.Dataset, seed: int) -> RiskModel:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the network is too small to share out, and sums then run in one order whatever the cores
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _torch.random.fork_rng(devices=[]):
+            _torch.manual_seed(seed)
             return _fit(RiskModel(), rows)
     finally:
         torch.set_num_threads(threads)
 
 
 def _fit(model: RiskModel, rows: data.Dataset) -> RiskModel:
-    features, target = torch.from_numpy(rows.features), torch.from_numpy(rows.defaulted.astype(np.float32))
+    features, target = torch.as_tensor(rows.features), torch.as_tensor(rows.defaulted.astype(np.float32))
     model.mean.copy_(features.mean(0))
     model.scale.copy_(features.std(0))
-    optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, weight_decay=1e-4)
+    optimizer = _torch.optim.Adam(model.parameters(), LEARNING_RATE, weight_decay=1e-4)
     for _ in range(EPOCHS):
         optimizer.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(model.logits(features), target)
@@ -116,5 +117,5 @@ def load_or_train(cache: Path | None = None, seed: int = 0) -> Trained:
         model = RiskModel().eval()
         model.load_state_dict(torch.load(path, weights_only=True))
     with torch.inference_mode():
-        scores: NDArray[np.float32] = model(torch.from_numpy(held.features)).numpy()
+        scores: NDArray[np.float32] = model(torch.as_tensor(held.features)).numpy()
     return Trained(model.requires_grad_(requires_grad=False), auc(scores, held.defaulted), fresh)

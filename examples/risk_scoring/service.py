@@ -34,7 +34,7 @@ import inferscope as scope
 from examples.risk_scoring import copy_engine, model, rules, truth
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
     from contextlib import AbstractContextManager
 
     from starlette.requests import Request
@@ -95,10 +95,12 @@ class Applicant:
             ValueError: a field is missing or of the wrong kind.
         """
         match body:
-            case {"student": bool(student), "balance": int() | float() as balance, "income": int() | float() as income}:
-                if 0 <= balance < MOST and 0 <= income < MOST:
-                    return cls(student, float(balance), float(income))
-        raise ValueError(f"the body is an object with student (true or false), balance and income (0 to {MOST})")
+            case {"student": bool(student), "balance": int() | float() as balance, "income": int() | float() as income} if (
+                0 <= balance < MOST and 0 <= income < MOST
+            ):
+                return cls(student, float(balance), float(income))
+            case _:
+                raise ValueError(f"the body is an object with student (true or false), balance and income (0 to {MOST})")
 
 
 class OnDevice(torch.nn.Module):
@@ -168,7 +170,7 @@ class Scoring(abc.ABC):
             with trail.phase("forward"):  # inferscope's torch integration times the model's call
                 answer = self.model(uploaded)
             with trail.phase("copy:d2h"):
-                expected, worst = self.device.to_host(answer).tolist()
+                expected, worst = (float(value) for value in self.device.to_host(answer))
         with scope.stage("rules"), trail.phase("rules"):
             facts = {
                 "score": expected,
@@ -248,7 +250,7 @@ def application(version: type[Scoring]) -> Starlette:
     holder: dict[str, Scoring] = {}
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
         options = Options.from_environment()
         torch.set_num_threads(1)  # eight workers share the cores; a forward that spreads over all of them waits for all of them
         anyio.to_thread.current_default_thread_limiter().total_tokens = WORKERS

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable
 
 __all__ = ["CAUSES", "Attribution", "Log", "Trail", "attribute"]
 
@@ -49,7 +49,7 @@ class Trail:
             self.phases[self._open[-1]] = self.phases.get(self._open[-1], 0) - nanoseconds
 
     @contextmanager
-    def phase(self, cause: str) -> Iterator[None]:
+    def phase(self, cause: str) -> Generator[None, None, None]:
         """Charges the time inside to `cause`."""
         begin = time.perf_counter_ns()
         self._open.append(cause)

@@ -107,18 +107,20 @@ class LoadResult:
         """Share of all requests whose latency is over `threshold_ms` or that were never answered; None when there were none."""
         if not self.status.size:
             return None
-        return float(np.count_nonzero(self.latency_ns > threshold_ms * 1e6) + np.count_nonzero(~self.answered)) / self.status.size
+        within = int(np.count_nonzero(np.less_equal(self.latency_ns, threshold_ms * 1e6)))
+        return 1 - within / self.status.size
 
     def summary(self) -> dict[str, Any]:
         """Counts and percentiles (ms); percentiles are over the answered requests, None when too few to say."""
         count, answered = int(self.status.size), int(np.count_nonzero(self.answered))
+        codes: list[int] = self.status.tolist()
         span_s = (int(self.intended_ns[-1]) - int(self.intended_ns[0])) / 1e9 if count > 1 else 0.0
         return {
             "requests": count,
             "answered": answered,
             "unanswered": count - answered,
             "ok": int(np.count_nonzero((self.status >= 200) & (self.status < 300))),
-            "status": {str(code): number for code, number in sorted(Counter(self.status.tolist()).items())},
+            "status": {str(code): number for code, number in sorted(Counter(codes).items())},
             "rate": (count - 1) / span_s if span_s else None,
             "latency_ms": _percentiles(self.latency_ns),
             "service_ms": _percentiles(self.service_ns),
@@ -223,7 +225,7 @@ def generate(plan: LoadPlan, bodies: Sequence[bytes] = ()) -> LoadResult:
     driver = OpenLoopDriver(
         url.hostname or "127.0.0.1",
         url.port or 80,
-        [distinct[index] for index in choice.tolist()],
+        [distinct[int(index)] for index in choice],
         offsets.tolist(),
         connections=min(plan.connections, MOST_CONNECTIONS),
         drain_s=plan.drain_s,
