@@ -114,11 +114,9 @@ class Store:
 
     def _insert(self, connection: sqlite3.Connection, windows: list[Series], events: list[Event]) -> None:
         slices = Slices()
-        rows: list[tuple[Any, ...]] = []
-        for item in windows:
-            rows.append((self._series(connection, item), *_row(item)))
+        for item in windows:  # one by one: executemany would hold the interpreter for all of them
+            connection.execute("INSERT INTO windows VALUES(?,?,?,?,?,?,?,?,?,?,0)", (self._series(connection, item), *_row(item)))
             slices.step()
-        connection.executemany("INSERT INTO windows VALUES(?,?,?,?,?,?,?,?,?,?,0)", rows)
         connection.executemany(
             "INSERT INTO events(name, incident, time_ns, body, attributes) VALUES(?,?,?,?,?)",
             [

@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+
 from inferscope import guard
 from inferscope.export import ExportBatch
 from inferscope.export.otlp.buckets import hdr_bounds

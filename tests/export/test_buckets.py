@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from inferscope.export.otlp.buckets import SCALES, combine, explicit, exponential, exponential_index, hdr_bounds, objective_bounds
 from inferscope.testing.receiver import merge, percentile
 from inferscope.types import Distribution

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+
 from inferscope import semconv
 from inferscope.export import Event, Exporter, Total, breach_event, capture_event, incident_event, read_ring, read_store
 from inferscope.testing.receiver import OtlpReceiver, merge, percentile

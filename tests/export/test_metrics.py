@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+
 from inferscope import semconv
 from inferscope.aggregate.window import ClassTotals
 from inferscope.export import Event, Objective, Total, request_totals

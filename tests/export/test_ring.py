@@ -13,6 +13,7 @@ import threading
 import time
 
 import pytest
+
 from inferscope.export.ring import Ring, read_ring
 
 

@@ -6,6 +6,7 @@ import os
 import sqlite3
 
 import pytest
+
 from inferscope.export import Event, Total, read_store
 from inferscope.export.otlp.metrics import DeltaTracker, SeriesBuilder
 from inferscope.export.store import Store

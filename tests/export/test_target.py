@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from inferscope.export.otlp.target import delta_preferred, parse_headers, resolve
 
 BASE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+
 from inferscope.export.otlp.target import Target, resolve
 from inferscope.export.otlp.transport import Breaker, Outcome, Reply, Sender, retry_after_s, suppressed
 from inferscope.testing.receiver import OtlpReceiver

@@ -77,9 +77,9 @@ class Series:
 
 
 class Slices:
-    """Yields the interpreter between slices of work: after `length` steps or 0.2 ms, whichever comes first."""
+    """Yields the interpreter between slices of work: after `length` steps or 0.1 ms, whichever comes first."""
 
-    def __init__(self, length: int = 16, nanoseconds: int = 200_000, pause: Callable[[float], object] = time.sleep) -> None:
+    def __init__(self, length: int = 16, nanoseconds: int = 100_000, pause: Callable[[float], object] = time.sleep) -> None:
         self._length = length
         self._nanoseconds = nanoseconds
         self._pause = pause
@@ -317,7 +317,7 @@ def encode(
         attributes = cache.get(item.key)
         if attributes is None:
             attributes = cache[item.key] = protobuf.point_attributes(item)
-        points.setdefault((item.name, shape), []).append(attributes + body)
+        points.setdefault((item.name, shape), []).append(protobuf.framed(shape, attributes + body))
         slices.step()
     metrics: list[bytes] = []
     for (name, shape), bodies in points.items():

@@ -6,7 +6,7 @@ Concatenated encodings of one message type merge (repeated fields append), which
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from inferscope.export.otlp.logs import Event
     from inferscope.export.otlp.metrics import Series
 
-__all__ = ["any_value", "logs_request", "metric", "point", "point_attributes", "rejected", "request"]
+__all__ = ["any_value", "framed", "logs_request", "metric", "point", "point_attributes", "rejected", "request"]
 
 EXPONENTIAL = "exponential_histogram"
 EXPLICIT = "histogram"
@@ -106,23 +106,35 @@ def point_attributes(series: Series) -> bytes:
     return pb.ExponentialHistogramDataPoint(attributes=attributes).SerializeToString()
 
 
+_POINTS: Final = {
+    EXPONENTIAL: pb.ExponentialHistogram.DATA_POINTS_FIELD_NUMBER,
+    EXPLICIT: pb.Histogram.DATA_POINTS_FIELD_NUMBER,
+    SUM: pb.Sum.DATA_POINTS_FIELD_NUMBER,
+    GAUGE: pb.Gauge.DATA_POINTS_FIELD_NUMBER,
+}
+
+
+def framed(shape: str, body: bytes) -> bytes:
+    """A serialized data point as it stands in the message of its kind."""
+    return _wrap(_POINTS[shape], body)
+
+
 def metric(name: str, unit: str, shape: str, points: Sequence[bytes], temporality: int) -> bytes:
-    """A serialized Metric with the given serialized data points."""
+    """A serialized Metric with the given framed data points."""
     chosen = pb.AggregationTemporality.ValueType(temporality)
     if shape == EXPONENTIAL:
         head = pb.ExponentialHistogram(aggregation_temporality=chosen).SerializeToString()
-        field, outer = pb.ExponentialHistogram.DATA_POINTS_FIELD_NUMBER, pb.Metric.EXPONENTIAL_HISTOGRAM_FIELD_NUMBER
+        outer = pb.Metric.EXPONENTIAL_HISTOGRAM_FIELD_NUMBER
     elif shape == EXPLICIT:
         head = pb.Histogram(aggregation_temporality=chosen).SerializeToString()
-        field, outer = pb.Histogram.DATA_POINTS_FIELD_NUMBER, pb.Metric.HISTOGRAM_FIELD_NUMBER
+        outer = pb.Metric.HISTOGRAM_FIELD_NUMBER
     elif shape == SUM:
         head = pb.Sum(aggregation_temporality=chosen, is_monotonic=True).SerializeToString()
-        field, outer = pb.Sum.DATA_POINTS_FIELD_NUMBER, pb.Metric.SUM_FIELD_NUMBER
+        outer = pb.Metric.SUM_FIELD_NUMBER
     else:
         head = b""
-        field, outer = pb.Gauge.DATA_POINTS_FIELD_NUMBER, pb.Metric.GAUGE_FIELD_NUMBER
-    body = head + b"".join(_wrap(field, item) for item in points)
-    return pb.Metric(name=name, unit=unit).SerializeToString() + _wrap(outer, body)
+        outer = pb.Metric.GAUGE_FIELD_NUMBER
+    return pb.Metric(name=name, unit=unit).SerializeToString() + _wrap(outer, head + b"".join(points))
 
 
 def request(metrics: Sequence[bytes], resource: Mapping[str, Any]) -> bytes:
