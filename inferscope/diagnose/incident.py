@@ -13,8 +13,9 @@ from inferscope.diagnose.evidence import Document, Horizon, quantile_ns, read_do
 from inferscope.diagnose.findings import Context, evaluate, model_label
 from inferscope.diagnose.merging import merge
 from inferscope.diagnose.rules import ALL
+from inferscope.diagnose.rules.scheduling import consequences
 from inferscope.diagnose.trace import StageSpan, TraceSummary, read_trace
-from inferscope.diagnose.whatif import Plan, plan
+from inferscope.diagnose.whatif import plan
 from inferscope.errors import EvidenceError
 from inferscope.types import Breach, CaptureSummary, Evidence, Finding, Incident, Latency, Share, WhatIf
 
@@ -65,8 +66,9 @@ def diagnose(
     what_if = plan(horizon, attribution, breach.threshold_ms, breach.quantile, () if model is None else (model,))
     exceeding = _exceeding(horizon, threshold, breach)
     kept, left_out = _captures(captures)
-    broken = exceeding > (1.0 - breach.quantile) * horizon.count
-    findings = evaluate(Context(breach, horizon, attribution, what_if, broken, kept), ALL)
+    broken = breach.threshold_ms > 0 and exceeding > (1.0 - breach.quantile) * horizon.count
+    context = Context(breach, horizon, attribution, what_if, broken, kept)
+    findings = evaluate(context, ALL)
     latency = Latency(*(_ms(quantile_ns(horizon.latency, q)) for q in (0.50, 0.95, 0.99, 0.999)))
     return Incident(
         id=breach.id,
@@ -86,7 +88,7 @@ def diagnose(
         throughput_rps=horizon.count / horizon.seconds if horizon.seconds > 0 else 0.0,
         jitter_ms=None if latency.p99 is None or latency.p50 is None else latency.p99 - latency.p50,
         device_busy=horizon.device_busy,
-        verdict=_verdict(breach, latency, attribution, what_if, findings, broken=broken),
+        verdict=_verdict(context, latency, findings),
         attribution=attribution.shares,
         withheld=attribution.withheld,
         what_if=what_if.entries,
@@ -129,12 +131,13 @@ def _merged(horizon: Horizon) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _verdict(
-    breach: Breach, latency: Latency, attribution: Attribution, what_if: Plan, findings: Sequence[Finding], *, broken: bool
-) -> str:
+def _verdict(context: Context, latency: Latency, findings: Sequence[Finding]) -> str:
+    breach, attribution, what_if = context.breach, context.attribution, context.plan
     p99 = "P99 n/a" if latency.p99 is None else f"P99 {latency.p99:.1f} ms"
     objective = f"objective P{100 * breach.quantile:g} of {breach.threshold_ms:g} ms"
-    if not broken:
+    if breach.threshold_ms <= 0:
+        return f"{p99}: no objective is set for {breach.request}."
+    if not context.objective_broken:
         return f"{p99}: the {objective} holds over this horizon."
     head = f"{p99}: the {objective} is broken"
     if attribution.withheld is not None:
@@ -147,6 +150,7 @@ def _verdict(
         said = "; then ".join(f"{label} fixed: about {value:.1f} ms" for label, value in steps if value is not None)
         final = next((entry for entry in what_if.entries if set(entry.fix) == set(what_if.greedy)), None)
         parts.append(f"{said}{', which meets the objective' if final is not None and final.meets_objective else ''}.")
+    parts += [f"The wait in {queue} follows from {cause}, which occupies the workers." for queue, cause in consequences(context)]
     if any(finding.id == "MODEL_NOT_THE_CAUSE" for finding in findings):
         parts.append("The model is not the cause.")
     return " ".join(parts)

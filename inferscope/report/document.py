@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from inferscope.report import words
+
 if TYPE_CHECKING:
     from inferscope.types import CaptureSummary, Evidence, Finding, Incident
 
@@ -29,7 +31,7 @@ def to_json(incident: Incident) -> dict[str, Any]:
             "threshold_ms": breach.threshold_ms,
             "trigger": breach.trigger,
             "exceeding": incident.exceeding,
-            "broken": incident.exceeding > (1.0 - breach.quantile) * incident.requests,
+            "broken": not words.held(incident),
         },
         "verdict": incident.verdict,
         "latency_ms": {"p50": latency.p50, "p95": latency.p95, "p99": latency.p99, "p999": latency.p999},

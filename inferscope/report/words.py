@@ -58,12 +58,14 @@ def excess_ms(incident: Incident) -> float:
 
 
 def held(incident: Incident) -> bool:
-    """Whether the objective held over the horizon: no more requests above it than its quantile allows."""
-    return incident.exceeding <= (1.0 - incident.breach.quantile) * incident.requests
+    """Whether the objective, if there is one, held over the horizon: no more requests above it than its quantile allows."""
+    return incident.breach.threshold_ms <= 0 or incident.exceeding <= (1.0 - incident.breach.quantile) * incident.requests
 
 
 def objective(incident: Incident) -> str:
     """The objective and whether it held."""
+    if incident.breach.threshold_ms <= 0:
+        return f"No objective for {incident.breach.request}"
     name = f"P{100 * incident.breach.quantile:g} of {incident.breach.request} at most {incident.breach.threshold_ms:g} ms"
     return f"{name}: {'HOLDS' if held(incident) else 'BROKEN'}"
 

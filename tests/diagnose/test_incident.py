@@ -73,6 +73,13 @@ def test_verdict_when_the_objective_holds(service, document):
     assert found.verdict.endswith("the objective P90 of 20 ms holds over this horizon.")
 
 
+def test_manual_incident_without_an_objective(service, document):
+    found = diagnose(Breach(**service.breach(0.0, trigger="manual", exceeding=0)), [document])
+    assert found.verdict.endswith("no objective is set for score.")
+    assert found.attribution
+    assert all(finding.severity in {"low", "info"} for finding in found.findings)
+
+
 def test_verdict_with_too_little_evidence(service):
     few = service.evidence(service.simulate(5, 200, seed=4), [20 * service.MS], keep=8)
     found = diagnose(Breach(**service.breach()), [few])

@@ -152,7 +152,9 @@ def test_queueing_behind_stalled_workers_names_what_occupied_them(service):
         queue = record["spans"].pop()
         queue[1], queue[2] = record["start_ns"], record["start_ns"] + 30 * MS
         record["spans"] = [[span[0], span[1] + shift, span[2] + shift, *span[3:]] for span in record["spans"]] + [queue]
-    finding = diagnosed(service, document)["QUEUEING"]
+    incident = diagnose(Breach(**service.breach()), [document])
+    assert "The wait in queue:threadpool follows from copy:h2d, which occupies the workers." in incident.verdict
+    finding = next(finding for finding in incident.findings if finding.id == "QUEUEING")
     assert "mostly by copy:h2d: a consequence" in finding.claim
     assert finding.fix.startswith("Fix copy:h2d first")
     assert values(finding)["workers' time in copy:h2d during these waits"] > 50

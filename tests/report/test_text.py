@@ -90,3 +90,8 @@ def test_unknown_values_are_said(incident):
 def test_share_without_interval(incident):
     share = replace(incident.attribution[0], ci=None)
     assert "62 % ± n/a" in text.render(replace(incident, attribution=(share,)))
+
+
+def test_no_objective(incident):
+    breach = replace(incident.breach, threshold_ms=0.0)
+    assert text.render(replace(incident, breach=breach)).startswith("No objective for score   ")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from inferscope.diagnose.findings import Context
     from inferscope.types import Share
 
-__all__ = ["gc_pauses", "occupants", "queueing", "run_queue"]
+__all__ = ["consequences", "gc_pauses", "occupants", "queueing", "run_queue"]
 
 _LOADED: Final = 0.30
 """Share of an ordinary request spent queueing from which the service is loaded rather than stalled."""
@@ -29,8 +29,7 @@ def queueing(context: Context) -> Iterable[Finding]:
 
 
 def _queue(context: Context, share: Share) -> Finding:
-    body = context.attribution.body_ms
-    loaded = body > 0 and share.body_ms / body >= _LOADED
+    loaded = _is_loaded(context, share)
     evidence = [share_evidence(share), Evidence("wait in a slow request", round(share.tail_ms, 2), "ms")]
     evidence.append(Evidence("wait in an ordinary request", round(share.body_ms, 2), "ms"))
     busy = occupants(context, share.name)
@@ -61,6 +60,21 @@ def _queue(context: Context, share: Share) -> Finding:
         fix=fix,
         rollback="Return to the earlier number of workers.",
     )
+
+
+def _is_loaded(context: Context, share: Share) -> bool:
+    body = context.attribution.body_ms
+    return body > 0 and share.body_ms / body >= _LOADED
+
+
+def consequences(context: Context) -> tuple[tuple[str, str], ...]:
+    """(queue, cause) for each queue in the excess whose waits another cause explains by occupying the workers."""
+    found: list[tuple[str, str]] = []
+    for share in context.shares("queue"):
+        busy = occupants(context, share.name)
+        if busy and not _is_loaded(context, share):
+            found.append((share.name, max(busy, key=lambda label: busy[label])))
+    return tuple(found)
 
 
 def occupants(context: Context, queue: str) -> dict[str, int]:
