@@ -1,5 +1,6 @@
 /* Lock sites: who held the lock that others waited for. Sites are bounded, and named by function, file and line. */
 #include "core.h"
+#include <frameobject.h> /* PyFrame_GetBack before 3.11 */
 
 static int next_site_id = 1; /* unique in the process, so that records of several recorders never mix */
 

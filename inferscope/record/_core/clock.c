@@ -1,5 +1,4 @@
 /* Clocks and thread identity. */
-#define _GNU_SOURCE
 #include "core.h"
 #include <pthread.h>
 #include <sys/resource.h>
@@ -27,12 +26,97 @@ static int64_t clock_python(Recorder *rec) {
     return now;
 }
 
-int64_t clock_slow(Recorder *rec) {
-    return clock_python(rec);
+/* --- the time-stamp counter: 10 ns a reading instead of 24 --- */
+
+ClockAnchor clock_anchor = {0};
+static struct {
+    uint64_t tsc;
+    int64_t ns;
+} first = {0, 0}; /* the oldest pair: the longer the base, the better the rate */
+
+enum { CALIBRATION_NS = 2000000, LONGEST_ANCHOR_NS = 100000000 };
+
+/* Both clocks at one instant: the tightest of a few tries. */
+static void read_pair(uint64_t *tsc, int64_t *ns) {
+    uint64_t best = UINT64_MAX;
+    for (int i = 0; i < 5; i++) {
+        uint64_t before = __rdtsc();
+        int64_t now = clock_system();
+        uint64_t after = __rdtsc();
+        if (after - before < best) {
+            best = after - before;
+            *tsc = before + best / 2;
+            *ns = now;
+        }
+    }
 }
 
+static uint64_t rate_since_first(uint64_t tsc, int64_t ns) {
+    return (uint64_t)(((unsigned __int128)(uint64_t)(ns - first.ns) << 32) / (tsc - first.tsc));
+}
+
+/* Starts a new stretch where the old one ends, bent so that it meets CLOCK_MONOTONIC at its own end: no steps, no turning back. After
+ * a long pause in which nobody looked, it may step forward. */
+static int64_t anchor_again(void) {
+    uint64_t tsc = 0;
+    int64_t ns = 0;
+    read_pair(&tsc, &ns);
+    uint64_t ticks = tsc > clock_anchor.tsc ? tsc - clock_anchor.tsc : 0;
+    int64_t told = clock_anchor.ns + (int64_t)(((unsigned __int128)ticks * clock_anchor.rate) >> 32);
+    int64_t stretch = ns - first.ns < LONGEST_ANCHOR_NS ? (ns - first.ns) : LONGEST_ANCHOR_NS, ahead = told - ns;
+    uint64_t rate = rate_since_first(tsc, ns);
+    if (ahead < -stretch / 100)
+        told = ns, ahead = 0;
+    if (ahead > stretch / 2)
+        ahead = stretch / 2;
+    clock_anchor.tsc = tsc;
+    clock_anchor.ns = told;
+    clock_anchor.valid = (uint64_t)(((unsigned __int128)(uint64_t)stretch << 32) / rate);
+    clock_anchor.rate = (uint64_t)((unsigned __int128)rate * (uint64_t)(stretch - ahead) / (uint64_t)stretch);
+    return told;
+}
+
+/* The kernel trusts the counter (constant rate, the same on all cores) when it keeps its own time with it. */
+static int kernel_uses_tsc(void) {
+    char name[16] = "";
+    FILE *f = fopen("/sys/devices/system/clocksource/clocksource0/current_clocksource", "r");
+    if (f != NULL) {
+        if (fgets(name, sizeof name, f) == NULL)
+            name[0] = 0;
+        fclose(f);
+    }
+    return strcmp(name, "tsc\n") == 0;
+}
+
+static int tsc_ready(void) {
+    static int state = -1; /* not tried, unusable, usable */
+    if (state >= 0)
+        return state;
+    state = HAVE_TSC && kernel_uses_tsc();
+    if (!state)
+        return 0;
+    uint64_t tsc = 0;
+    int64_t ns = 0;
+    read_pair(&first.tsc, &first.ns);
+    do
+        read_pair(&tsc, &ns);
+    while (ns - first.ns < CALIBRATION_NS);
+    if (tsc <= first.tsc)
+        return state = 0;
+    clock_anchor = (ClockAnchor){.tsc = tsc, .ns = ns, .rate = rate_since_first(tsc, ns), .valid = tsc - first.tsc};
+    return 1;
+}
+
+int64_t clock_slow(Recorder *rec) {
+    return rec->clock_mode == CLOCK_TSC ? anchor_again() : clock_python(rec);
+}
+
+/* INFERSCOPE_CLOCK: `monotonic` (default), or `tsc` or `auto`: the time-stamp counter where it can be trusted. */
 int clock_default_mode(void) {
-    return CLOCK_SYSTEM;
+    const char *wanted = getenv("INFERSCOPE_CLOCK");
+    if (wanted == NULL || (strcmp(wanted, "tsc") != 0 && strcmp(wanted, "auto") != 0))
+        return CLOCK_SYSTEM;
+    return tsc_ready() ? CLOCK_TSC : CLOCK_SYSTEM;
 }
 
 uint32_t thread_id_slow(void) {

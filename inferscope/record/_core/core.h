@@ -233,8 +233,30 @@ static inline int64_t clock_system(void) {
     return (int64_t)t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#define HAVE_TSC 1
+#else
+#define HAVE_TSC 0
+#define __rdtsc() UINT64_C(0)
+#endif
+
+/* Nanoseconds from the time-stamp counter: ns + (ticks since tsc) * rate, for `valid` ticks; then clock_slow() anchors anew. */
+typedef struct {
+    uint64_t tsc, rate /* ns a tick, times 2^32 */, valid;
+    int64_t ns;
+} ClockAnchor;
+extern ClockAnchor clock_anchor;
+
 static inline int64_t rec_now(Recorder *rec) {
-    return LIKELY(rec->clock_mode == CLOCK_SYSTEM) ? clock_system() : clock_slow(rec);
+    if (LIKELY(rec->clock_mode == CLOCK_SYSTEM))
+        return clock_system();
+    if (LIKELY(rec->clock_mode == CLOCK_TSC)) {
+        uint64_t ticks = __rdtsc() - clock_anchor.tsc;
+        if (LIKELY(ticks < clock_anchor.valid))
+            return clock_anchor.ns + (int64_t)(((unsigned __int128)ticks * clock_anchor.rate) >> 32);
+    }
+    return clock_slow(rec);
 }
 
 static inline uint32_t thread_id(void) {

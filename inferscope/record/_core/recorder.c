@@ -272,7 +272,14 @@ static int set_cpu_mode(PyObject *self, PyObject *value, void *closure) {
     return -1;
 }
 
+static PyObject *get_clock(PyObject *self, void *closure) {
+    static const char *const names[] = {"monotonic", "tsc", "custom"};
+    (void)closure;
+    return PyUnicode_FromString(names[(int)((Recorder *)self)->clock_mode]);
+}
+
 static PyGetSetDef recorder_getset[] = {
+    {"clock_source", get_clock, NULL, "What instants come from: monotonic, tsc or custom.", NULL},
     {"enabled", get_flag, set_flag, "Hot switch; False hands out no-op objects.", (void *)offsetof(Recorder, enabled)},
     {"armed", get_flag, set_flag, "Whether on_start is called at each request start.", (void *)offsetof(Recorder, armed)},
     {"lock_holds", get_flag, set_flag, "Whether locks time their holds too.", (void *)offsetof(Recorder, lock_holds)},
