@@ -87,6 +87,17 @@ def test_no_bare_or_base_exception_handler():
     assert not wide
 
 
+def test_threads_start_in_runtime_only():
+    """Rooms are plain objects; `testing` holds counterparts, which have threads of their own."""
+    starting = [
+        relative(path)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"Thread", "threading.Thread", "threading.Timer", "Timer"}
+    ]
+    assert {name for name in starting if not name.startswith("inferscope/testing/")} == {"inferscope/runtime.py"}
+
+
 def test_there_is_no_drawer():
     """A module named for nothing in particular collects everything."""
     assert not [relative(path) for path in SOURCES if path.stem.strip("_") in {"utils", "util", "helpers", "common", "misc", "manager"}]
