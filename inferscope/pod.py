@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import struct
+import time
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -25,13 +26,15 @@ __all__ = ["Announcement", "Pod", "Slot", "lease", "safe_name"]
 
 SLOT_LIMIT: Final = 128
 OBJECTIVE_LIMIT: Final = 8
+PARTS: Final = 5
+"""Numbers of an objective: requests, exceeding, errors, severe, excluded."""
 STALE_NS: Final = 10_000_000_000
 """A worker whose counts are older than this is taken for gone."""
-_VERSION: Final = 1
+_VERSION: Final = 2
 _HEADER: Final = struct.Struct("<qqqqq128s")  # version, sequence of announcements, state, onset, deadline, path of the incident
-_CELL: Final = struct.Struct("<" + "q" * (2 + 3 * OBJECTIVE_LIMIT))  # pid, heartbeat, then requests, violations, errors by objective
+_CELL: Final = struct.Struct("<" + "q" * (2 + PARTS * OBJECTIVE_LIMIT))  # pid, heartbeat, then the parts by objective
 _HEADER_SIZE: Final = 256
-_CELL_SIZE: Final = 256
+_CELL_SIZE: Final = 384
 _INSTANCE_NAMESPACE: Final = uuid.UUID("6f2b5c2e-7d0e-5b1b-9d57-1c0f5e5a9c11")
 
 
@@ -115,23 +118,22 @@ class Pod:
         self._leader = -1
         self._map: mmap.mmap | None = None
         self._base = slot.directory.parent if slot.directory is not None else None
-        self._own: list[tuple[int, int, int]] = []
+        self._own: list[tuple[int, ...]] = []
         self._seen: dict[tuple[int, int], tuple[int, ...]] | None = None
         if self._base is not None:
             self._map = _open_pool(self._base / "pool.bin")
 
-    def publish(self, now_ns: int, counts: list[tuple[int, int, int]]) -> None:
-        """Write this worker's running (requests, violations, errors) by objective."""
+    def publish(self, now_ns: int, counts: list[tuple[int, ...]]) -> None:
+        """Write this worker's running numbers, `PARTS` by objective."""
         if self._map is None:
             self._own = counts
             return
-        flat = [value for triple in counts[:OBJECTIVE_LIMIT] for value in triple]
-        flat += [0] * (3 * OBJECTIVE_LIMIT - len(flat))
+        flat = _flat(counts)
         _CELL.pack_into(self._map, _HEADER_SIZE + self.slot.index * _CELL_SIZE, os.getpid(), now_ns, *flat)
 
-    def collect(self, now_ns: int, objectives: int) -> list[tuple[int, int, int]]:
+    def collect(self, now_ns: int, objectives: int) -> list[tuple[int, ...]]:
         """What all live workers counted since the last call, by objective."""
-        sums = [[0, 0, 0] for _ in range(objectives)]
+        sums = [[0] * PARTS for _ in range(objectives)]
         live = self._live(now_ns)
         # What was counted before this leader looked first is history; a worker that appears later counts from zero.
         known = live if self._seen is None else self._seen
@@ -139,15 +141,14 @@ class Pod:
         for key, cell in live.items():
             before = known.get(key, (0,) * len(cell))
             for objective in range(min(objectives, OBJECTIVE_LIMIT)):
-                for part in range(3):
-                    position = 3 * objective + part
+                for part in range(PARTS):
+                    position = PARTS * objective + part
                     sums[objective][part] += max(0, cell[position] - before[position])
-        return [(n, k, e) for n, k, e in sums]
+        return [tuple(row) for row in sums]
 
     def _live(self, now_ns: int) -> dict[tuple[int, int], tuple[int, ...]]:
         if self._map is None:
-            own = [value for triple in self._own for value in triple]
-            return {(0, os.getpid()): tuple(own + [0] * (3 * OBJECTIVE_LIMIT - len(own)))}
+            return {(0, os.getpid()): tuple(_flat(self._own))}
         live = {}
         for index in range(SLOT_LIMIT):
             pid, beat, *counts = _CELL.unpack_from(self._map, _HEADER_SIZE + index * _CELL_SIZE)
@@ -203,15 +204,21 @@ class Pod:
     def retire(self) -> None:
         """Mark the slot's counts as gone, then close: for a worker that stops in good order."""
         if self._map is not None:
-            _CELL.pack_into(self._map, _HEADER_SIZE + self.slot.index * _CELL_SIZE, *([0] * (2 + 3 * OBJECTIVE_LIMIT)))
+            _CELL.pack_into(self._map, _HEADER_SIZE + self.slot.index * _CELL_SIZE, *([0] * (2 + PARTS * OBJECTIVE_LIMIT)))
         self.close()
+
+
+def _flat(counts: list[tuple[int, ...]]) -> list[int]:
+    """Numbers by objective as one cell holds them; missing ones are 0."""
+    flat = [value for row in counts[:OBJECTIVE_LIMIT] for value in (*row, *[0] * (PARTS - len(row)))]
+    return flat + [0] * (PARTS * OBJECTIVE_LIMIT - len(flat))
 
 
 def _open_pool(path: Path) -> mmap.mmap:
     size = _HEADER_SIZE + SLOT_LIMIT * _CELL_SIZE
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock_briefly(descriptor)
         if os.fstat(descriptor).st_size != size:
             os.ftruncate(descriptor, 0)
             os.ftruncate(descriptor, size)
@@ -222,4 +229,18 @@ def _open_pool(path: Path) -> mmap.mmap:
             _HEADER.pack_into(pool, 0, _VERSION, 0, 0, 0, 0, b"")
         return pool
     finally:
+        # mmap keeps a duplicate of the descriptor, and with it the lock, unless it is given up here.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _lock_briefly(descriptor: int) -> None:
+    """Lock for the few microseconds that initialising takes; never wait long for a stuck neighbour."""
+    for _ in range(50):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return
+    raise OSError("the pool of the pod's workers is locked by another process")

@@ -1,0 +1,239 @@
+"""The lifecycle calls, over one runtime a process.
+
+Only `configure` (bad keyword), `instrument` (unknown name) and `capture_now` (denied) raise; everything else contains its own errors.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from inferscope import guard, settings
+from inferscope.record import core
+from inferscope.slots import slots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from inferscope.capture.budget import CaptureBudget
+    from inferscope.detect.slo import SLO
+    from inferscope.runtime import Runtime
+    from inferscope.types import Snapshot
+
+__all__ = [
+    "capture_now",
+    "configure",
+    "flush",
+    "instrument",
+    "ready",
+    "shutdown",
+    "snapshot",
+    "status",
+    "uninstrument",
+    "watch",
+]
+
+_lock = threading.Lock()
+_runtime: Runtime | None = None
+
+
+def configure(
+    *,
+    service: str | None = None,
+    version: str | None = None,
+    slo: SLO | Sequence[SLO] | str | None = None,
+    state_dir: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
+    protocol: str | None = None,
+    headers: str | None = None,
+    export_interval_s: float | None = None,
+    otlp_scale: int | None = None,
+    series_limit: int | None = None,
+    budget: CaptureBudget | None = None,
+    warmup_s: float | None = None,
+    warmup_requests: int | None = None,
+    fleet_size: int | None = None,
+    trigger: str | None = None,
+    diagnose: str | None = None,
+    capture: bool | None = None,
+    export: bool | None = None,
+    enabled: bool | None = None,
+    integrations: Sequence[str] | None = None,
+    tick_s: float | None = None,
+    on_incident: Callable[[Path], None] | None = None,
+) -> None:
+    """Start measuring, detecting and exporting in this process; a second call replaces the first.
+
+    Args:
+        service: `service.name`; default `OTEL_SERVICE_NAME`, else "unknown_service".
+        version: `service.version`.
+        slo: Objectives, as `SLO` values or text such as "score:p99_ms=20".
+        state_dir: Where evidence lies; default `$XDG_STATE_HOME/inferscope` or `~/.local/state/inferscope`.
+        endpoint: OTLP endpoint; default the standard variables. With none, nothing is sent: a local ring is kept.
+        protocol: "http/protobuf" or "grpc".
+        headers: OTLP headers as "key=value,key2=value2".
+        export_interval_s: Seconds between metric exports, default 10.
+        otlp_scale: Scale of exponential histograms, 3 to 8, default 5 (bucket half-width 1.08 %).
+        series_limit: Metric series this process may export, default 100; the rest is one overflow series.
+        budget: What captures may cost; default `CaptureBudget()`.
+        warmup_s: Seconds before an objective is judged, default 300.
+        warmup_requests: Requests before it is judged, default 2000; whichever comes first.
+        fleet_size: Replicas that share the false-trigger budget, default 1.
+        trigger: "e_detector" (default) or "burn_rate".
+        diagnose: "local" (default), "deferred" or "off".
+        capture: Whether breaches are profiled, default True.
+        export: Whether anything leaves the process, default True.
+        enabled: False makes everything a passthrough.
+        integrations: Names to instrument at once, as `instrument` takes them.
+        tick_s: Seconds between windows, default 1.
+        on_incident: Called with the incident's directory after each diagnosis, on a thread of ours.
+
+    Raises:
+        ConfigurationError: A keyword has an unusable value, or two objectives share a name. Nothing was changed then.
+    """
+    keywords = {name: value for name, value in locals().items()}
+    global _runtime  # noqa: PLW0603  (one runtime a process is the contract of this module)
+    loaded = settings.load(keywords)
+    if core.IMPLEMENTATION == "disabled":
+        return
+    if not loaded.enabled:
+        shutdown(timeout_s=1.0)
+        core.default.enabled = False
+        return
+    with _lock:
+        from inferscope.runtime import Runtime
+
+        built = Runtime(loaded, core.default)  # objectives are checked here, before anything running is touched
+        if _runtime is not None:
+            _runtime.shutdown(1.0)
+        core.default.enabled = True
+        _runtime = built
+        with guard.guard("start"):
+            built.start()
+    wanted = loaded.integrations
+    if wanted:
+        instrument(*wanted)
+
+
+def _running() -> Runtime | None:
+    return _runtime
+
+
+def shutdown(timeout_s: float = 1.0) -> None:
+    """Send what is pending, stop our threads and give the slot back, within `timeout_s` seconds (default 1). Requests go on unmeasured."""
+    global _runtime  # noqa: PLW0603  (see configure)
+    with _lock:
+        running, _runtime = _runtime, None
+    if running is not None:
+        with guard.guard("shutdown"):
+            running.shutdown(timeout_s)
+
+
+def flush(timeout_s: float = 2.0) -> bool:
+    """Take a window now and send everything pending; returns whether all of it left within `timeout_s` seconds (default 2)."""
+    running = _running()
+    if running is None:
+        return False
+    with guard.guard("flush"):
+        return running.flush(timeout_s)
+    return False
+
+
+def ready(warm: bool | None = None) -> bool:  # noqa: FBT001  (reads as a sentence: ready(True))
+    """Whether warm-up is over; `ready(True)` ends it, for services that know when they are warm."""
+    running = _running()
+    if running is None:
+        return False
+    if warm:
+        running.mark_ready()
+    return running.is_ready()
+
+
+def status() -> dict[str, Any]:
+    """What is on, what is off and why, drops, errors and our own overhead."""
+    running = _running()
+    base: dict[str, Any] = {
+        "core": core.IMPLEMENTATION,
+        "core_note": core.REASON,
+        "enabled": bool(core.default.enabled),
+        "running": running is not None,
+        "pid": os.getpid(),
+        "failures": guard.counts(),
+        "switched_off": guard.disabled(),
+    }
+    from inferscope.integration import registry
+
+    base["integrations"] = registry.states()
+    if running is not None:
+        with guard.guard("status"):
+            base.update(running.status())
+    return base
+
+
+def snapshot() -> Snapshot:
+    """Counts and percentiles of every series since start, in seconds; empty when nothing runs."""
+    running = _running()
+    if running is None:
+        import time
+
+        from inferscope.types import Snapshot
+
+        return Snapshot(time.time_ns(), (), {}, {})
+    return running.snapshot()
+
+
+def capture_now(*, reason: str, requests: int = 8) -> str:
+    """Ask for a profile of the next requests, whether they are slow or not.
+
+    Args:
+        reason: Why, for the audit trail; it is written into the incident.
+        requests: How many profiles to keep, 1 to 64, default 8.
+
+    Returns:
+        The id of the incident that will hold them.
+
+    Raises:
+        CaptureRefusedError: Nothing is configured, captures are off, or a guard denies them; the message says which.
+        ConfigurationError: `requests` is out of range.
+    """
+    from inferscope.errors import CaptureRefusedError, ConfigurationError
+
+    if not 1 <= requests <= 64:  # noqa: PLR2004  (the range that the docstring states)
+        raise ConfigurationError("requests", requests, "an integer from 1 to 64")
+    running = _running()
+    if running is None:
+        raise CaptureRefusedError("inferscope is not configured in this process; call inferscope.configure() first")
+    return running.capture_now(reason, requests)
+
+
+def instrument(*names: str) -> dict[str, str]:
+    """Switch integrations on; an explicit list is the recommended form, no name means all installed ones.
+
+    Returns:
+        State by name: "active", "waiting" (for the library's import) or "skipped: reason".
+
+    Raises:
+        IntegrationUnavailableError: No installed package offers that name.
+    """
+    from inferscope.integration import registry
+
+    if core.IMPLEMENTATION == "disabled":
+        return dict.fromkeys(names, "skipped: INFERSCOPE_DISABLED=1")
+    return registry.instrument(names)
+
+
+def uninstrument(*names: str) -> dict[str, str]:
+    """Undo integrations and restore what they replaced; no name means all."""
+    from inferscope.integration import registry
+
+    return registry.uninstrument(names)
+
+
+def watch(model: Any, name: str) -> Any:
+    """Name a model, so that its forward is the stage `forward:NAME`; returns the model itself, untouched."""
+    if slots.on_model_loaded is not None:
+        with guard.guard("watch"):
+            slots.on_model_loaded(name, model)
+    return model

@@ -1,0 +1,60 @@
+"""JSON of large documents in small bites, so that encoding never keeps the interpreter from a request for more than a moment."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = ["encoded"]
+
+_BITE: Final = 64
+"""Values that are encoded in one go: about 30 us."""
+_PAUSE_EVERY: Final = 8
+
+
+def _size(value: Any, limit: int) -> int:
+    """Scalars in `value`, counted no further than `limit`."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return 1
+    total = 1
+    for item in value:
+        total += _size(item, limit - total)
+        if total >= limit:
+            break
+    return total
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self._bites = 0
+
+    def write(self, value: Any) -> None:
+        small = _size(value, _BITE) < _BITE
+        if small or not isinstance(value, (Mapping, list, tuple)):
+            self.parts.append(json.dumps(value, separators=(",", ":")))
+            self._bites += 1
+            if self._bites % _PAUSE_EVERY == 0:
+                time.sleep(0)
+        elif isinstance(value, Mapping):
+            self._items("{}", [(json.dumps(str(key)) + ":", item) for key, item in value.items()])
+        else:
+            self._items("[]", [("", item) for item in value])
+
+    def _items(self, brackets: str, items: list[tuple[str, Any]]) -> None:
+        self.parts.append(brackets[0])
+        for position, (prefix, item) in enumerate(items):
+            self.parts.append(("," if position else "") + prefix)
+            self.write(item)
+        self.parts.append(brackets[1] + "\n")
+
+
+def encoded(document: Mapping[str, Any]) -> bytes:
+    """`document` as UTF-8 JSON, yielding the interpreter about every 0.3 ms."""
+    writer = _Writer()
+    writer.write(document)
+    return "".join(writer.parts).encode()

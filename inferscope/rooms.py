@@ -1,0 +1,316 @@
+"""The rooms of one process, wired: what a tick, an export and the capture thread do, in the order of the flow. No threads here."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from inferscope import __version__, guard, integration, pod
+from inferscope.aggregate import snapshot as snapshots
+from inferscope.aggregate.histogram import percentiles
+from inferscope.aggregate.horizon import Horizon
+from inferscope.aggregate.window import Aggregator
+from inferscope.bench.fingerprint import fingerprint
+from inferscope.capture import incident as incidents
+from inferscope.capture.budget import CaptureBudget
+from inferscope.capture.request_scoped import RequestScopedCapture
+from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
+from inferscope.detect import Trigger, count, edges_by_request
+from inferscope.errors import CaptureRefusedError, ConfigurationError
+from inferscope.export import ExportBatch, Exporter, Objective, breach_event, capture_event, incident_event, request_totals
+from inferscope.host import process
+from inferscope.host.gc import GcPauses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from inferscope.record.core import Recorder
+    from inferscope.settings import Settings
+    from inferscope.types import Breach, Snapshot, Window
+
+__all__ = ["Rooms"]
+
+
+def _trigger(settings: Settings) -> Trigger:
+    """The detector; objectives from environment or file that cannot be used are left out with a line, those from code raise."""
+    keywords: dict[str, Any] = {
+        "trigger": settings.trigger,
+        "fleet_size": settings.fleet_size,
+        "warmup_s": settings.warmup_s,
+        "warmup_requests": settings.warmup_requests,
+    }
+    try:
+        return Trigger(settings.slo, **keywords)
+    except ConfigurationError as error:
+        if guard.strict() or not any(isinstance(item, dict) for item in settings.slo):
+            raise
+        guard.log_once("slo", f"{error}; objectives from the environment or file are left out")
+        return Trigger([item for item in settings.slo if not isinstance(item, dict)], **keywords)
+
+
+class Rooms:
+    """Everything but threads."""
+
+    def __init__(self, settings: Settings, recorder: Recorder) -> None:
+        if settings.budget is not None and not isinstance(settings.budget, CaptureBudget):
+            raise ConfigurationError("budget", settings.budget, "expected a CaptureBudget")
+        self.settings, self.recorder = settings, recorder
+        self.budget = settings.budget or CaptureBudget()
+        self.trigger = _trigger(settings)
+        self.aggregator = Aggregator(recorder)
+        self.horizon = Horizon()
+        self.gc = GcPauses(recorder)
+        self.capture: RequestScopedCapture | None = None
+        self.exporter = self._exporter()
+        self.pod = pod.Pod(pod.Slot(0, None, "", -1))
+        self.keeper: incidents.IncidentKeeper | None = None
+        self.pid = os.getpid()
+        self._counts = [[0] * pod.PARTS for _ in self.trigger.slos]
+        self._horizon_lock = threading.Lock()
+        self._start_unix_ns = now_ns() + unix_offset_ns()
+        self._exported_ns = 0
+
+    def _exporter(self) -> Exporter | None:
+        if not self.settings.export or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+            return None
+        asked = self.settings
+        return Exporter(
+            None, endpoint=asked.endpoint, protocol=asked.protocol, headers=asked.headers, scale=asked.otlp_scale, series_limit=asked.series_limit
+        )
+
+    # -- life ---------------------------------------------------------------------------------------------------------------------
+
+    def activate(self) -> None:
+        """Take a place in the pod and begin to listen."""
+        try:
+            slot = pod.lease(self.settings.state_dir, self.settings.service)
+            self.pod = pod.Pod(slot)
+        except OSError as error:
+            guard.log_once("slot", f"no slot can be leased ({error}); evidence stays in memory")
+            slot = pod.lease(None, self.settings.service)
+            self.pod = pod.Pod(slot)
+        self.pid = os.getpid()
+        for request, edges in edges_by_request(self.trigger.slos).items():
+            self.recorder.set_edges(request, edges)
+        self.gc.start()
+        if self.settings.capture:
+            self._listen(slot.index)
+        if self.exporter is not None:
+            self.exporter.after_fork(slot.directory)
+        self.keeper = incidents.IncidentKeeper(self._sources(), self.capture)
+
+    def _listen(self, slot: int) -> None:
+        """Let captures decide about requests."""
+        capture = self.capture = RequestScopedCapture(self.budget, slot=slot, set_armed=self._set_armed)
+        self.recorder.set_hooks(
+            on_start=capture.on_start, on_enter=capture.on_enter, on_exit=capture.on_exit, on_finish=capture.on_finish
+        )
+
+    def _set_armed(self, armed: bool) -> None:  # noqa: FBT001  (a switch, called with what it becomes)
+        self.recorder.armed = armed
+
+    def deactivate(self) -> None:
+        """Give slot and lead back: this process serves nothing."""
+        self.gc.stop()
+        self.pod.retire()
+        self.pod = pod.Pod(pod.Slot(0, None, "", -1))
+
+    def close(self, deadline: float) -> None:
+        """Stop listening, write what an open incident has, deliver, give the slot back."""
+        import time
+
+        self.gc.stop()
+        if self.keeper is not None:
+            with guard.guard("incident"):
+                self.keeper.finish(now_ns())
+                self.keeper.run_once()
+        if self.capture is not None:
+            with guard.guard("capture"):
+                self.capture.disable("shutdown")
+                self.recorder.set_hooks()
+        if self.exporter is not None:
+            with guard.guard("export"):
+                self._offer(now_ns())
+                self.exporter.shutdown(max(0.05, deadline - time.monotonic()))
+        with guard.guard("pod"):
+            self.pod.retire()
+
+    def after_fork(self) -> None:
+        """In a forked child: nothing of the parent's counts, files, slots or sockets is ours."""
+        self.recorder.after_fork()
+        self.aggregator.reset()
+        self.horizon.reset()
+        self._horizon_lock = threading.Lock()
+        integration.forget_copies()
+        guard.reset()
+        self.pod.close()
+        self.pod = pod.Pod(pod.Slot(0, None, "", -1))
+        self.keeper = None
+        self._counts = [[0] * pod.PARTS for _ in self.trigger.slos]
+        self.trigger = _trigger(self.settings)
+        self.gc.stop()
+        self.capture = None  # it disabled itself; a new one is made when this process serves
+        self.recorder.set_hooks()
+        if self.exporter is not None:
+            self.exporter.after_fork(None)
+        self._start_unix_ns = now_ns() + unix_offset_ns()
+
+    def served(self) -> bool:
+        """Whether this process has finished a request of its own."""
+        return any(self.recorder.read_class(entry[0])["count"] for entry in self.recorder.classes())
+
+    # -- the flow -----------------------------------------------------------------------------------------------------------------
+
+    def step(self, moment_ns: int, breathe: Callable[[], object]) -> None:
+        """One tick: window, horizon, objectives, incident."""
+        window = self.aggregator.tick(moment_ns, breathe)
+        with self._horizon_lock:
+            self.horizon.add(window, self.aggregator.lock_sites())
+        breach = self._judge(window, moment_ns)
+        if self.keeper is None:
+            return
+        if breach is not None:
+            self.keeper.open(breach, moment_ns)
+        self.keeper.step(moment_ns, window.records, self.trigger.take_closed())
+
+    def _judge(self, window: Window, moment_ns: int) -> Breach | None:
+        for row, slo in zip(self._counts, self.trigger.slos, strict=True):
+            for part, value in enumerate(count(slo, window)):
+                row[part] += value
+        self.pod.publish(moment_ns, [tuple(row) for row in self._counts])
+        if not self.pod.leads():
+            return None
+        return self.trigger.update(moment_ns, self.pod.collect(moment_ns, len(self._counts)))
+
+    def keep(self) -> None:
+        """What the capture thread does."""
+        if self.keeper is not None:
+            self.keeper.run_once()
+        if self.capture is not None:
+            self.capture.run_once()
+
+    def export(self, timeout_s: float = 2.0, *, force: bool = False) -> bool:
+        """What the export thread does; `force` sends although the interval is not over."""
+        if self.exporter is None:
+            return True
+        moment = now_ns()
+        if force or moment - self._exported_ns >= self.settings.export_interval_s * NS_PER_S:
+            self._exported_ns = moment
+            self._offer(moment)
+        return self.exporter.flush(timeout_s) if force else self.exporter.run_once(timeout_s)
+
+    def _offer(self, moment_ns: int) -> None:
+        if self.exporter is None:
+            return
+        objectives = tuple(
+            Objective(slo.name, slo.request_name, slo.threshold_ns, slo.quantile, slo.model, slo.cls) for slo in self.trigger.slos
+        )
+        totals = request_totals(self.aggregator.totals(), objectives)
+        self.exporter.offer(
+            ExportBatch(self.aggregator.cumulative(), totals, self._start_unix_ns, moment_ns + unix_offset_ns(), self.resource())
+        )
+
+    def resource(self) -> dict[str, str | int]:
+        """OpenTelemetry resource of this process."""
+        named = dict(part.split("=", 1) for part in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",") if "=" in part)
+        own: dict[str, str | int] = {
+            "service.name": self.settings.service,
+            "service.instance.id": self.pod.slot.instance_id,
+            "process.pid": os.getpid(),
+            "telemetry.sdk.name": "inferscope",
+            "telemetry.sdk.language": "python",
+            "telemetry.sdk.version": __version__,
+        }
+        if self.settings.version:
+            own["service.version"] = self.settings.version
+        return {**named, **own}
+
+    # -- what the incident keeper asks for ----------------------------------------------------------------------------------------
+
+    def _sources(self) -> incidents.Sources:
+        return incidents.Sources(
+            pod=self.pod,
+            budget=self.budget,
+            columns=lambda: self.aggregator.columns,
+            evidence=self._evidence,
+            objective=lambda name: next((incidents.objective_json(slo) for slo in self.trigger.slos if slo.name == name), {"name": name}),
+            fingerprint=fingerprint,
+            versions={"inferscope": __version__, "service": self.settings.version},
+            body_ns=self._body_ns,
+            emit=self._emit,
+            diagnose=self.settings.diagnose,
+            on_incident=self.settings.on_incident,
+        )
+
+    def _evidence(self, request: str, from_ns: int, to_ns: int) -> dict[str, Any]:
+        slot = self.pod.slot
+        with self._horizon_lock:
+            document = self.horizon.evidence(request, from_ns, to_ns, slot=slot.index, pid=os.getpid(), instance_id=slot.instance_id)
+        document["copies"] = integration.copies()
+        document["gc"] = self.gc.evidence()
+        document["process"] = process.facts()
+        document["status"] = {"objectives": {name: str(state.phase) for name, state in self.trigger.state.items()}}
+        return document
+
+    def _body_ns(self, request: str) -> tuple[float, float] | None:
+        for held in self.aggregator.cumulative():
+            if held.kind == "request" and held.labels[0] == request and held.count >= 50:  # noqa: PLR2004  (fewer say nothing of P40 to P60)
+                low, high = percentiles(held, (0.40, 0.60))
+                return (low, high) if low is not None and high is not None else None
+        return None
+
+    def _emit(self, what: str, breach: Breach, directory: Path, digest: str | None) -> None:
+        if self.exporter is None:
+            return
+        if what == "opened":
+            self.exporter.event(breach_event(breach))
+            return
+        if what == "diagnosed":
+            from inferscope.diagnose.incident import load
+
+            incident = load(directory)
+            self.exporter.event(incident_event(incident, digest))
+            for kept in incident.captures:
+                self.exporter.event(capture_event(kept, incident.id, now_ns() + unix_offset_ns(), breach.trigger))
+            causes = "+".join(share.name for share in incident.attribution[:2])
+            self.trigger.note_cause(breach.slo, f"{breach.request}:{causes}")
+
+    # -- for people ---------------------------------------------------------------------------------------------------------------
+
+    def capture_now(self, reason: str, requests: int, moment_ns: int) -> str:
+        """Open a manual incident, or raise the reason why not."""
+        if self.capture is None or self.keeper is None:
+            raise CaptureRefusedError("captures are off (INFERSCOPE_CAPTURE=0 or capture=False)")
+        if self.keeper.current is not None:
+            return self.keeper.current.name
+        breach = self.trigger.manual(moment_ns)
+        if not self.keeper.open(breach, moment_ns, reason=reason, keep=requests):
+            raise CaptureRefusedError("there is no state directory to keep a capture in; set INFERSCOPE_STATE_DIR")
+        return breach.id
+
+    def snapshot(self, taken_unix_ns: int) -> Snapshot:
+        """Current numbers as of the last tick."""
+        return snapshots.take(self.aggregator.cumulative(), self.aggregator.totals(), self.recorder.counters(), taken_unix_ns)
+
+    def status(self) -> dict[str, Any]:
+        """States of the rooms."""
+        keeper = self.keeper
+        return {
+            "service": self.settings.service,
+            "slot": self.pod.slot.index,
+            "instance_id": self.pod.slot.instance_id,
+            "state_dir": str(self.settings.state_dir) if self.settings.state_dir else None,
+            "leads": self.pod.leads(),
+            "ready": self.trigger.ready,
+            "objectives": {
+                name: {"phase": state.phase, "requests": state.requests, "exceeding": state.exceeding, "excluded": state.excluded}
+                for name, state in self.trigger.state.items()
+            },
+            "incident": str(keeper.current) if keeper is not None and keeper.current else None,
+            "incidents": {"opened": keeper.opened, "diagnosed": keeper.diagnosed} if keeper is not None else None,
+            "capture": self.capture.status() if self.capture is not None else "off",
+            "export": self.exporter.status() if self.exporter is not None else "off",
+            "counters": self.recorder.counters(),
+        }
