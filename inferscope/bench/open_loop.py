@@ -112,6 +112,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keeps the transport (asyncio calls this)."""
         self._transport = cast("asyncio.WriteTransport", transport)
+        self._driver.connections.add(self)
 
     def send(self, index: int, payload: bytes) -> None:
         """Writes a request."""
@@ -143,9 +144,12 @@ class _Connection(asyncio.Protocol):
         self._driver.lost(self, index, status or 0, time.perf_counter_ns())
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes it, at once when an answer is still due."""
         if self._transport is not None:
-            self._transport.close()
+            if self.request is None:
+                self._transport.close()
+            else:
+                self._transport.abort()
 
 
 class OpenLoopDriver:
@@ -168,7 +172,8 @@ class OpenLoopDriver:
         self._host, self._port, self._payloads, self._offsets = host, port, payloads, offsets_ns
         self._limit, self._drain_s = connections, drain_s
         self._idle: list[_Connection] = []
-        self._open = 0
+        self.connections: set[_Connection] = set()
+        """What is open now."""
         self._waiting: deque[int] = deque()
         self._next = 0
         self._unsettled = len(offsets_ns)
@@ -182,7 +187,7 @@ class OpenLoopDriver:
     async def run(self) -> None:
         """Runs the schedule and waits for the last answers."""
         self._loop = asyncio.get_running_loop()
-        self._settled = asyncio.Event()
+        self._settled, self._emptied = asyncio.Event(), asyncio.Event()
         await asyncio.gather(*(self._connect() for _ in range(min(_OPENED_BEFOREHAND, self._limit))))
         start = time.perf_counter_ns() + _LEAD_NS
         self.intended_ns = [start + offset for offset in self._offsets]
@@ -190,10 +195,17 @@ class OpenLoopDriver:
         if self._unsettled:
             limit_s = (self.intended_ns[-1] - time.perf_counter_ns()) / 1e9 + self._drain_s
             await asyncio.wait([self._loop.create_task(self._settled.wait())], timeout=limit_s)
+        await self._close()
+
+    async def _close(self) -> None:
         self._waiting.clear()
-        for connection in self._idle:
-            connection.close()
-        await asyncio.sleep(0)
+        for task in self._opening:
+            task.cancel()
+        if self.connections:
+            self._emptied.clear()
+            for connection in self.connections:
+                connection.close()
+            await asyncio.wait([self._loop.create_task(self._emptied.wait())], timeout=1)
 
     def _pump(self) -> None:
         """Launches what is due and sets the timer for the next."""
@@ -213,20 +225,20 @@ class OpenLoopDriver:
                 self._grow()
 
     def _grow(self) -> None:
-        if self._open + len(self._opening) < self._limit:
+        if len(self.connections) + len(self._opening) < self._limit:
             task = self._loop.create_task(self._connect())
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
     async def _connect(self) -> None:
         try:
-            _, connection = await self._loop.create_connection(lambda: _Connection(self), self._host, self._port)
+            transport, connection = await self._loop.create_connection(lambda: _Connection(self), self._host, self._port)
         except OSError:
             if self._waiting:
                 self.answered(self._waiting.popleft(), 0, 0)
             return
-        self._open += 1
-        self.idle_again(connection)
+        if not transport.is_closing():
+            self.idle_again(connection)
 
     def idle_again(self, connection: _Connection) -> None:
         """Gives a free connection to the longest waiting request."""
@@ -247,7 +259,9 @@ class OpenLoopDriver:
 
     def lost(self, connection: _Connection, index: int | None, status: int, now: int) -> None:
         """Forgets a closed connection; its request, if any, failed."""
-        self._open -= 1
+        self.connections.discard(connection)
+        if not self.connections:
+            self._emptied.set()
         if connection in self._idle:
             self._idle.remove(connection)
         self.answered(index, status, now)

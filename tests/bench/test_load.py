@@ -23,6 +23,7 @@ class Server:
         self.answer, self.delay_s = answer, delay_s
         self.seen: list[bytes] = []
         self.connections = 0
+        self._writers: list[asyncio.StreamWriter] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
@@ -49,9 +50,13 @@ class Server:
         self._ready.set()
         await self._stop.wait()
         server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.append(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
