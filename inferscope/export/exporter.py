@@ -156,7 +156,8 @@ class Exporter:
         if batch is not None:
             self._resource = batch.resource
             series = self._builder.build(batch, slices)
-            series += self._own_series(batch)
+            series += self._own_series(batch, slices)
+            slices.rest()
         with guard("export.keep"):
             self._keep(series, slices)
         delivered = self._send_events(deadline, force=force)
@@ -164,7 +165,7 @@ class Exporter:
             self._undelivered = not self._send_metrics(series, batch, deadline, slices, force=force)
         return delivered and not self._undelivered
 
-    def _own_series(self, batch: ExportBatch) -> tuple[Series, ...]:
+    def _own_series(self, batch: ExportBatch, slices: Slices) -> tuple[Series, ...]:
         lost = {
             **self._dropped,
             "series_overflow": self._builder.overflowed,
@@ -177,7 +178,8 @@ class Exporter:
         failed = sum(sender.failed for sender in self._senders.values())
         if failed:
             totals.append(Total(semconv.SELF_ERRORS, failed, ((semconv.ATTR_REASON, "export"),)))
-        return self._builder.build(ExportBatch((), tuple(totals), batch.start_unix_ns, batch.now_unix_ns, batch.resource))
+        own = ExportBatch((), tuple(totals), batch.start_unix_ns, batch.now_unix_ns, batch.resource)
+        return self._builder.build(own, slices)
 
     def _keep(self, series: tuple[Series, ...], slices: Slices) -> None:
         events: list[Event] = []
@@ -186,6 +188,7 @@ class Exporter:
         if series:
             windows = self._kept_tracker.delta(series)
             self._kept_tracker.acknowledge(series)
+            slices.rest()
             self._store.add(windows, events)
             self._rings["metrics"].append(jsonlines.metrics_line(series, self._resource, CUMULATIVE, slices))
         elif events:

@@ -1,4 +1,8 @@
-"""OTLP over HTTP with protobuf, on a `requests` session as OpenTelemetry's own exporter uses it."""
+"""OTLP over HTTP with protobuf, on a urllib3 pool of our own.
+
+Not on a `requests` session as in OpenTelemetry's exporter: that spends 0.5 to 1 ms of Python a post, in one piece, which requests of the
+service would wait for; urllib3 underneath takes a third. Proxies, certificates and CA bundles come from the same variables.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,13 @@ import functools
 import gzip
 import http.client
 import io
+import os
 import time
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
-import requests
-from requests.adapters import HTTPAdapter
-from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from inferscope.export.otlp import protobuf
@@ -63,30 +68,45 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(_Reader(sock, deadline, self.fp))
 
 
-class _Adapter(HTTPAdapter):
-    """An adapter whose answers end at a deadline."""
+def _pool_classes(deadline: _Deadline) -> dict[str, Any]:
+    """urllib3's pools with answers that end at a deadline."""
+    answer: Any = functools.partial(_Response, deadline)
+    plain = type("Plain", (HTTPConnection,), {"response_class": answer})
+    secure = type("Secure", (HTTPSConnection,), {"response_class": answer})
+    return {
+        "http": type("PlainPool", (urllib3.HTTPConnectionPool,), {"ConnectionCls": plain}),
+        "https": type("SecurePool", (urllib3.HTTPSConnectionPool,), {"ConnectionCls": secure}),
+    }
 
-    def __init__(self, deadline: _Deadline) -> None:
-        self._deadline = deadline
-        super().__init__(max_retries=0, pool_connections=1, pool_maxsize=1)
 
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs)
-        answer = functools.partial(_Response, self._deadline)
+def _authorities(target: Target) -> str | None:
+    """CA bundle: the target's, else what `requests` would take; None is the system's own."""
+    found = target.certificate or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
+    if found:
+        return found
+    try:
+        import certifi
+    except ImportError:
+        return None
+    return certifi.where()
 
-        class Plain(HTTPConnection):
-            response_class = answer  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
-        class Secure(HTTPSConnection):
-            response_class = answer  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-
-        class PlainPool(HTTPConnectionPool):
-            ConnectionCls = Plain  # pyright: ignore[reportAssignmentType]
-
-        class SecurePool(HTTPSConnectionPool):
-            ConnectionCls = Secure  # pyright: ignore[reportAssignmentType]
-
-        self.poolmanager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
+def _manager(target: Target) -> urllib3.PoolManager:
+    options: dict[str, Any] = {"num_pools": 2, "maxsize": 1}
+    parts = urlsplit(target.endpoint)
+    if parts.scheme == "https":
+        options |= {"cert_reqs": "CERT_REQUIRED", "ca_certs": _authorities(target)}
+        options |= {"cert_file": target.client_certificate, "key_file": target.client_key}
+    proxies = getproxies_environment()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(parts.hostname or ""):
+        return urllib3.PoolManager(**options)
+    about = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    if about.username:
+        basic = f"{unquote(about.username)}:{unquote(about.password or '')}"
+        options["proxy_headers"] = urllib3.make_headers(proxy_basic_auth=basic)
+    host = about.netloc.rpartition("@")[2]
+    return urllib3.ProxyManager(f"{about.scheme}://{host}", **options)
 
 
 class HttpWire:
@@ -95,40 +115,39 @@ class HttpWire:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._deadline = _Deadline()
-        session = requests.Session()
-        session.mount("http://", _Adapter(self._deadline))
-        session.mount("https://", _Adapter(self._deadline))
-        session.verify = target.certificate or True
-        if target.client_certificate:
-            session.cert = (target.client_certificate, target.client_key) if target.client_key else target.client_certificate
-        session.auth = _unchanged  # else requests replaces an Authorization header by what ~/.netrc has for the host
-        session.headers.update({"content-type": "application/x-protobuf", "user-agent": "inferscope-otlp", **target.headers})
+        self._headers = {"content-type": "application/x-protobuf", "user-agent": "inferscope-otlp", **target.headers}
         if target.compression == "gzip":
-            session.headers["content-encoding"] = "gzip"
-        self._session = session
+            self._headers["content-encoding"] = "gzip"
+        self._pools = _manager(target)
+        self._pools.pool_classes_by_scheme = _pool_classes(self._deadline)
 
     def post(self, payload: bytes, timeout_s: float) -> Reply:
         """Try once."""
         self._deadline.at = time.monotonic() + timeout_s
         if self._target.compression == "gzip":
             payload = gzip.compress(payload, 6, mtime=0)
-        # Each address of a name (::1 and 127.0.0.1, say) gets the connect timeout, hence half of the time.
-        with self._session.post(
-            self._target.endpoint, data=payload, timeout=(timeout_s / 2, timeout_s), allow_redirects=False, stream=True
-        ) as response:
-            status = response.status_code
-            if 200 <= status < 300:
-                body = response.raw.read(_ANSWER_LIMIT, decode_content=True)
-                refused, reason = protobuf.rejected(self._target.signal, body)
-                return Reply(ok=True, refused=refused, reason=reason)
-            wait = retry_after_s(response.headers.get("retry-after"), time.time())
-            response.raw.read(_ANSWER_LIMIT)  # an answer that was read keeps its connection
-            return Reply(ok=False, retryable=status in _RETRYABLE, reason=f"HTTP {status}", retry_after_s=wait)
+        response = self._pools.urlopen(
+            "POST",
+            self._target.endpoint,
+            body=payload,
+            headers=self._headers,
+            # Each address of a name (::1 and 127.0.0.1, say) gets the connect timeout, hence half of the time.
+            timeout=urllib3.Timeout(connect=timeout_s / 2, read=timeout_s),
+            retries=False,
+            redirect=False,
+            preload_content=False,
+        )
+        try:
+            body = response.read(_ANSWER_LIMIT, decode_content=True)  # an answer that was read keeps its connection
+        finally:
+            response.release_conn()
+        status = response.status
+        if 200 <= status < 300:
+            refused, reason = protobuf.rejected(self._target.signal, body) if body else (0, "")
+            return Reply(ok=True, refused=refused, reason=reason)
+        wait = retry_after_s(response.headers.get("retry-after"), time.time())
+        return Reply(ok=False, retryable=status in _RETRYABLE, reason=f"HTTP {status}", retry_after_s=wait)
 
     def close(self) -> None:
         """Drop the connection."""
-        self._session.close()
-
-
-def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    return request
+        self._pools.clear()

@@ -90,9 +90,13 @@ class Slices:
         """Count one piece of work and yield when the slice is full."""
         self._steps += 1
         if self._steps >= self._length or time.perf_counter_ns() - self._since >= self._nanoseconds:
-            self._pause(0)
-            self._steps = 0
-            self._since = time.perf_counter_ns()
+            self.rest()
+
+    def rest(self) -> None:
+        """Yield now, between two stages of work."""
+        self._pause(0)
+        self._steps = 0
+        self._since = time.perf_counter_ns()
 
 
 def class_attributes(key: ClassKey) -> Attributes:
@@ -323,4 +327,6 @@ def encode(
     for (name, shape), bodies in points.items():
         metrics.append(protobuf.metric(name, semconv.UNITS.get(name, "s"), shape, bodies, temporality))
         slices.step()
-    return protobuf.request(metrics, resource)
+    request = protobuf.request(metrics, resource)
+    slices.rest()
+    return request
