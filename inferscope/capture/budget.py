@@ -1,0 +1,140 @@
+"""What captures may cost, and what they have cost so far."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from inferscope.clock import NS_PER_MS, NS_PER_S
+from inferscope.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CaptureBudget", "Spending"]
+
+_HOUR_NS: Final = 3600 * NS_PER_S
+_RANGES: Final[dict[str, tuple[float, float, bool, str]]] = {
+    "max_share": (0.001, 1.0, False, "a fraction of requests from 0.001 to 1, such as 0.2"),
+    "attempts_per_s": (0.01, 100.0, False, "attempts a second from 0.01 to 100"),
+    "stall_ms_per_s": (0.1, 100.0, False, "milliseconds a second from 0.1 to 100"),
+    "slow": (1, 64, True, "an integer from 1 to 64"),
+    "body": (0, 64, True, "an integer from 0 to 64"),
+    "per_hour": (1, 1000, True, "an integer from 1 to 1000"),
+    "disk_mb": (1, 1_000_000, True, "megabytes, an integer from 1 to 1000000"),
+    "incidents": (1, 10_000, True, "an integer from 1 to 10000"),
+    "free_memory_mb": (0, 1_000_000, True, "megabytes, an integer from 0 to 1000000"),
+    "armed_s": (1.0, 3600.0, False, "seconds from 1 to 3600"),
+    "cooldown_s": (0.0, 86_400.0, False, "seconds from 0 to 86400"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureBudget:
+    """Limits of automatic captures; all are hard.
+
+    Args:
+        max_share: Largest share of the requests that a capture is tried on while an incident is open. Default 0.2.
+        attempts_per_s: Most attempts a second, default 10; they are spaced evenly.
+        stall_ms_per_s: Most milliseconds a second that starting, stopping and saving may take in this process, as measured. Default 5. An
+            attempt that took longer is paid back by a pause.
+        slow: Profiles of breaching requests kept an incident, default 8.
+        body: Profiles of ordinary requests kept an incident to compare with, default 5.
+        per_hour: Incidents an hour that captures are tried for, default 6.
+        disk_mb: What all incidents of this worker may occupy, megabytes; the oldest go first. Default 512.
+        incidents: How many incidents this worker keeps, default 50.
+        free_memory_mb: Memory that must be free for a capture to start, megabytes. Default 256.
+        armed_s: How long after a breach captures are tried, seconds. Default 60.
+        cooldown_s: Pause between two incidents' captures, seconds. Default 60.
+
+    Raises:
+        ConfigurationError: A keyword has a value that cannot be used.
+    """
+
+    max_share: float = 0.2
+    attempts_per_s: float = 10.0
+    stall_ms_per_s: float = 5.0
+    slow: int = 8
+    body: int = 5
+    per_hour: int = 6
+    disk_mb: int = 512
+    incidents: int = 50
+    free_memory_mb: int = 256
+    armed_s: float = 60.0
+    cooldown_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for key, (low, high, whole, accepted) in _RANGES.items():
+            value: object = getattr(self, key)
+            kinds = (int,) if whole else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+                raise ConfigurationError(key, value, f"expected {accepted}")
+
+
+class Spending:
+    """Accounts for one budget. Not locked: the caller serialises `draw`, `spend` and `open_incident`.
+
+    Args:
+        budget: The limits.
+        uniform: Source of numbers in [0, 1), default `random.random`; replaced in tests.
+    """
+
+    def __init__(self, budget: CaptureBudget, uniform: Callable[[], float] = random.random) -> None:
+        self.budget = budget
+        self.seen = 0
+        """Requests that could have been drawn."""
+        self.attempts = 0
+        """Requests that were drawn."""
+        self.stall_ns = 0
+        """All measured stall."""
+        self._uniform = uniform
+        self._block = max(1, -int(-1.0 // budget.max_share))
+        self._due = 0
+        self._attempt_gap_ns = int(NS_PER_S / budget.attempts_per_s)
+        self._attempt_from_ns: int | None = None
+        self._stall_from_ns: int | None = None
+        self._opened: deque[int] = deque()
+        self._next_block()
+
+    def _next_block(self) -> None:
+        # One place at random in each block of 1/share requests: the share is exact and no period of the traffic is followed.
+        self._due = self.seen - self.seen % self._block + int(self._uniform() * self._block)
+
+    def draw(self, now_ns: int) -> bool:
+        """Count one request and say whether a capture may be tried on it."""
+        position = self.seen
+        self.seen += 1
+        due = position == self._due
+        if self.seen % self._block == 0:
+            self._next_block()
+        if not due:
+            return False
+        if self._attempt_from_ns is not None and now_ns < self._attempt_from_ns:
+            return False
+        if not self.solvent(now_ns):
+            return False
+        self._attempt_from_ns = now_ns + self._attempt_gap_ns
+        self.attempts += 1
+        return True
+
+    def solvent(self, now_ns: int) -> bool:
+        """Whether every stall so far is paid back."""
+        return self._stall_from_ns is None or now_ns >= self._stall_from_ns
+
+    def spend(self, stall_ns: int, now_ns: int) -> None:
+        """Account for a stall, as measured; no draw succeeds until it is paid back at `stall_ms_per_s`."""
+        self.stall_ns += stall_ns
+        pause_ns = int(stall_ns * NS_PER_S / (self.budget.stall_ms_per_s * NS_PER_MS))
+        earliest = now_ns if self._stall_from_ns is None else max(now_ns, self._stall_from_ns)
+        self._stall_from_ns = earliest + pause_ns
+
+    def open_incident(self, now_ns: int) -> bool:
+        """Whether this hour has room for another incident; counts it when it has."""
+        while self._opened and now_ns - self._opened[0] >= _HOUR_NS:
+            self._opened.popleft()
+        if len(self._opened) >= self.budget.per_hour:
+            return False
+        self._opened.append(now_ns)
+        return True

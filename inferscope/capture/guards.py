@@ -1,0 +1,227 @@
+"""Reasons not to capture, and the gate through which the application's own profiler always goes first.
+
+Each check answers a crash or a blind spot that was seen in production somewhere; a capture that is refused costs nothing, one that should
+have been refused costs the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import sys
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from inferscope import guard
+from inferscope.capture import session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["REASONS", "ProfilerGate", "arm_refusal", "choose_device", "disk_low", "memory_low", "profiler_active", "session_refusal"]
+
+REASONS: Final[Mapping[str, str]] = {
+    "torch_not_imported": "the application has not imported torch",
+    "torch_not_usable": "this torch has no profiler that can be stopped safely",
+    "user_profiler": "the application's own profiler is active",
+    "kineto_daemon": "KINETO_USE_DAEMON is set, which profiles on its own account",
+    "finalizing": "the interpreter is shutting down",
+    "disk_low": "too little free disk space",
+    "memory_low": "too little free memory",
+    "breach_expired": "the breach is too old",
+    "greenlets": "gevent or eventlet switches inside synchronous code",
+    "poisoned": "an earlier session could not be stopped in this process",
+    "cuda_cold": "CUDA is in use and no CUPTI warm-up ran: a first session without it would blind all later ones",
+    "busy": "captures for another incident are under way",
+    "cooldown": "captures for the previous incident ended a moment ago",
+    "tripped": "the breaker is open",
+    "disabled": "captures are off in this process",
+    "per_hour": "the hourly number of incidents is used up",
+}
+"""What each refusal means, for people."""
+
+DISK_RESERVE_BYTES: Final = 64 * 1024 * 1024
+_INJECTION: Final = (
+    "CUDA_INJECTION64_PATH",
+    "NSYS_PROFILING_SESSION_ID",
+    "NVTX_INJECTION64_PATH",
+    "QUADD_INJECTION_PROXY",
+    "CUPTI_INJECTION_PATH",
+    "ROCP_TOOL_LIB",
+)
+_SYMBOL: Final = "_ZN5torch8autograd8profiler29isProfilerEnabledInMainThreadEv"
+
+
+@functools.cache
+def _native_probe(library: str) -> Callable[[], bool] | None:
+    """The C++ function that knows of every thread's profiler; None where this torch does not have it."""
+    try:
+        function = getattr(ctypes.PyDLL(library), _SYMBOL)
+    except (OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_bool
+    function.argtypes = []
+    probe: Callable[[], bool] = function
+    return probe
+
+
+def profiler_active(torch: Any) -> bool:
+    """Whether any profiler records in this process, ours included.
+
+    The Python flag goes False when any of several profilers stops, the C++ one does not; either is enough.
+    """
+    if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
+        return True
+    probe = _native_probe(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"))
+    return bool(probe()) if probe is not None else bool(torch.autograd._profiler_enabled())  # noqa: SLF001  (own thread only, better than nothing)
+
+
+def greenlets() -> bool:
+    """Whether synchronous code can be suspended here."""
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        return True
+    eventlet = sys.modules.get("eventlet.patcher")
+    return eventlet is not None and bool(eventlet.is_monkey_patched("thread"))
+
+
+def injected(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether Nsight, compute-sanitizer or the like owns CUPTI, which has room for one subscriber."""
+    environ = os.environ if environ is None else environ
+    return any(environ.get(name) for name in _INJECTION)
+
+
+def choose_device(torch: Any, *, warmed: bool) -> tuple[str | None, str | None]:
+    """(device to record beside the CPU or None, refusal or None).
+
+    The first session of a process decides for its life whether Kineto sees the GPU, so a first one without CUDA is refused once CUDA is in
+    use; and CUPTI is first initialised by a warm-up away from requests, never by a captured one.
+    """
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_initialized() or injected():
+        return None, None
+    return ("cuda", None) if warmed else (None, "cuda_cold")
+
+
+def disk_low(directory: Path, reserve: int = DISK_RESERVE_BYTES) -> bool:
+    """Whether `directory`'s file system has less than `reserve` bytes left, or cannot be asked."""
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent  # the incident's own directory is made a moment later
+    try:
+        return shutil.disk_usage(directory).free < reserve
+    except OSError:
+        return True
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None  # absent, or "max"
+
+
+def available_bytes() -> int | None:
+    """Memory that this process can still have: the machine's and its control group's, whichever is less; None when nobody says."""
+    found: list[int] = []
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError, IndexError):
+        pass
+    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        most, now = _read_int(f"/sys/fs/cgroup/{limit}"), _read_int(f"/sys/fs/cgroup/{used}")
+        if most is not None and now is not None:
+            found.append(max(0, most - now))
+    return min(found) if found else None
+
+
+def memory_low(reserve_bytes: int) -> bool:
+    """Whether less than `reserve_bytes` are free; False when that is unknown."""
+    available = available_bytes()
+    return available is not None and available < reserve_bytes
+
+
+def session_refusal(torch: Any) -> str | None:
+    """What can have changed since arming: asked before each session."""
+    if sys.is_finalizing():
+        return "finalizing"
+    if session.poisoned():
+        return "poisoned"
+    return "user_profiler" if profiler_active(torch) else None
+
+
+def arm_refusal(directory: Path, *, age_ns: int, ttl_ns: int, free_memory_bytes: int) -> str | None:
+    """The first reason not to arm for an incident in `directory` whose breach was detected `age_ns` ago; None when there is none."""
+    torch = session.loaded_torch()
+    checks: tuple[tuple[str, Callable[[], bool]], ...] = (
+        ("torch_not_imported", lambda: torch is None),
+        ("torch_not_usable", lambda: not hasattr(torch.autograd.profiler.profile, "_prepare_trace") if torch is not None else True),
+        ("kineto_daemon", lambda: bool(os.environ.get("KINETO_USE_DAEMON"))),
+        ("greenlets", greenlets),
+        ("breach_expired", lambda: age_ns > ttl_ns),
+        ("disk_low", lambda: disk_low(directory)),
+        ("memory_low", lambda: memory_low(free_memory_bytes)),
+    )
+    for reason, holds in checks:
+        if holds():
+            return reason
+    return session_refusal(torch)
+
+
+class ProfilerGate:
+    """Wraps `torch.autograd.profiler.profile._prepare_trace`, through which every profiler of torch starts, while captures are armed.
+
+    A profiler that the application starts waits until ours is stopped, and while it lives none of ours starts.
+
+    Args:
+        ours: Whether a profiler object is ours.
+        arrived: Called on the application's thread before its profiler starts; returns when nothing of ours records any more.
+    """
+
+    def __init__(self, ours: Callable[[Any], bool], arrived: Callable[[], None]) -> None:
+        self._ours = ours
+        self._arrived = arrived
+        self._users: list[weakref.ref[Any]] = []
+        self._target: Any = None
+        self._original: Any = None
+        self._wrapper: Any = None
+
+    def install(self, torch: Any) -> None:
+        """Put the wrapper in place; a second call does nothing."""
+        if self._wrapper is not None:
+            return
+        target = torch.autograd.profiler.profile
+        original = target._prepare_trace  # noqa: SLF001  (the one place that all of torch's profilers pass)
+
+        @functools.wraps(original)
+        def prepare(profile: Any) -> Any:
+            try:
+                self._enter(profile)
+            except Exception as error:  # noqa: BLE001  (host safety: the application's profiler starts whatever happens to us)
+                guard.failed("capture", error)
+            return original(profile)
+
+        self._target, self._original, self._wrapper = target, original, prepare
+        target._prepare_trace = prepare  # noqa: SLF001  (see above)
+
+    def remove(self) -> None:
+        """Restore the original, unless somebody wrapped it again on top of us: then ours stays as a passage."""
+        if self._wrapper is None:
+            return
+        if self._target.__dict__.get("_prepare_trace") is self._wrapper:
+            self._target._prepare_trace = self._original  # noqa: SLF001  (see install)
+        self._wrapper = None
+
+    def _enter(self, profile: Any) -> None:
+        if self._wrapper is None or self._ours(profile):
+            return
+        # Known before we look at our own session: a thread about to start one sees either the lock taken or this entry.
+        self._users = [ref for ref in self._users if ref() is not None] + [weakref.ref(profile)]
+        self._arrived()
+
+    def occupied(self) -> bool:
+        """Whether a profiler of the application is prepared or running; a scheduled one is prepared long before it records."""
+        return any(profile is not None and profile.kineto_results is None for profile in [ref() for ref in self._users])

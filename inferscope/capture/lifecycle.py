@@ -1,0 +1,75 @@
+"""What must happen to a session around exit and fork; the interpreter offers no way to unregister, so one registration serves all.
+
+Exit with an open session crashes the process. A fork copies the session of the forking thread into the child, where nothing would ever
+stop it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from inferscope import fork
+from inferscope.guard import guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from inferscope.capture.request_scoped import RequestScopedCapture
+
+__all__ = ["follow_process"]
+
+_current: weakref.ref[RequestScopedCapture] | None = None
+_registered = False
+
+
+def follow_process(capture: RequestScopedCapture) -> None:
+    """Stop `capture` before exit and around forks, for as long as it lives; a later one takes its place."""
+    global _current, _registered  # noqa: PLW0603  (one registration a process)
+    _current = weakref.ref(capture)
+    fork.on_parent("capture", _before_fork, _after_fork)
+    fork.on_child("capture", _in_child)
+    if _registered:
+        return
+    _registered = True
+    atexit.register(_at_exit)
+    # Runs before threads are joined: from then on no session opens, and those of working threads end with their regions.
+    register: Callable[[Callable[[], None]], None] | None = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(_at_threading_exit)
+
+
+def _capture() -> RequestScopedCapture | None:
+    return _current() if _current is not None else None
+
+
+def _at_threading_exit() -> None:
+    capture = _capture()
+    if capture is not None:
+        with guard("capture"):
+            capture.disarm()
+
+
+def _at_exit() -> None:
+    capture = _capture()
+    if capture is not None:
+        with guard("capture"):
+            capture.disable("exit")
+
+
+def _before_fork() -> None:
+    capture = _capture()
+    if capture is not None:
+        capture.recording.stop_here()
+
+
+def _after_fork() -> None:
+    """Nothing was held."""
+
+
+def _in_child() -> None:
+    capture = _capture()
+    if capture is not None:
+        capture.after_fork()

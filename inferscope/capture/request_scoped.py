@@ -1,0 +1,316 @@
+"""Tier 1: a profile of one synchronous region of one request, on one thread, kept when the request turned out slow.
+
+The recorder's four hooks call this from the application's threads. A request is drawn at its start while an incident is open; the session
+opens at the outermost region that cannot be suspended and closes when that region is left; what was recorded is kept or dropped when the
+request has finished. Everything else (saving, expiry, the breaker's end) happens in `run_once` on a thread of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from inferscope.capture import guards, session
+from inferscope.capture.budget import CaptureBudget
+from inferscope.capture.lifecycle import follow_process
+from inferscope.capture.recording import Recording
+from inferscope.capture.saving import Kept, Shelf
+from inferscope.capture.session import State
+from inferscope.clock import NS_PER_MS, NS_PER_S, now_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+    from types import FrameType
+
+    from inferscope.capture.session import Session
+    from inferscope.types import CaptureSummary, Column, RequestRecord
+
+__all__ = ["RequestScopedCapture", "Target", "synchronous"]
+
+DRAWN_LIMIT: Final = 64
+"""Drawn requests that may be open at once."""
+UNSAVED_LIMIT: Final = 4
+"""Kept profiles in memory above which no request is drawn."""
+# CO_GENERATOR, CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR: spelled here because `inspect` takes 10 ms to import.
+_SUSPENDABLE: Final = 0x20 | 0x80 | 0x100 | 0x200
+_OWN: Final = ("inferscope", "contextlib")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What captures are armed for.
+
+    Args:
+        incident: The incident's id.
+        directory: The incident's directory; traces go to `captures/` in it.
+        request: Name of the requests to draw; None or empty draws all.
+        threshold_ns: A request above this is slow.
+        body_ns: Gives the current (P40, P60) of ordinary requests, ns, or None while unknown; a request between them is kept to compare with.
+        keep_all: Keep the next `slow` + `body` profiles whether slow or not: for a capture that somebody asked for. Default False.
+        prefix: Makes capture ids unique among the workers that write into one incident. Default "s0".
+        detected_ns: When the breach was detected, on the monotonic clock; an old one is refused. Default None: now.
+    """
+
+    incident: str
+    directory: Path
+    request: str | None
+    threshold_ns: int
+    body_ns: Callable[[], tuple[float, float] | None] = lambda: None
+    keep_all: bool = False
+    prefix: str = "s0"
+    detected_ns: int | None = None
+
+
+@dataclass(slots=True)
+class _Armed:
+    target: Target
+    until_ns: int
+    slow: int = 0
+    body: int = 0
+
+
+@dataclass(slots=True)
+class _Drawn:
+    armed: _Armed
+    session: Session | None = None
+
+
+def synchronous(frame: FrameType | None) -> bool:
+    """Whether the code that opened a with-block cannot be suspended inside it.
+
+    Looks at the first frame outside inferscope and contextlib (an ExitStack enters on behalf of its caller).
+    """
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _OWN:
+            return not frame.f_code.co_flags & _SUSPENDABLE
+        frame = frame.f_back
+    return False
+
+
+class RequestScopedCapture:
+    """Captures of one process. Hooks swallow nothing themselves: the recorder contains and counts what they raise.
+
+    Args:
+        budget: What it may cost. Default `CaptureBudget()`.
+        set_armed: Sets the recorder's `armed`. Default: nothing is told.
+        columns: Gives the recorder's columns, to name the spans in side files. Default: none are known.
+        clock: Nanoseconds, monotonic; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        budget: CaptureBudget | None = None,
+        *,
+        set_armed: Callable[[bool], None] = lambda _: None,
+        columns: Callable[[], Sequence[Column]] = tuple,
+        clock: Callable[[], int] = now_ns,
+    ) -> None:
+        self.budget = budget or CaptureBudget()
+        self.recording = Recording(self.budget, set_armed, clock)
+        self.shelf = Shelf(self.recording, clock)
+        self._columns = columns
+        self._clock = clock
+        self._armed: _Armed | None = None
+        self._drawn: dict[int, _Drawn] = {}
+        # Read when Kineto is first used: silences two lines on stderr for each capture. Set now, while few threads read the environment.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        follow_process(self)
+
+    # Arming
+
+    @property
+    def state(self) -> State:
+        """Where captures stand."""
+        return self.recording.machine.state
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more is wanted for the current incident."""
+        armed = self._armed
+        if armed is None:
+            return True
+        if armed.target.keep_all:
+            return armed.slow + armed.body >= self.budget.slow + self.budget.body
+        return armed.slow >= self.budget.slow and armed.body >= self.budget.body
+
+    def arm(self, target: Target) -> str | None:
+        """Begin to draw requests for an incident.
+
+        Returns:
+            None, or why not, in words; the incident then goes on without profiles.
+        """
+        now = self._clock()
+        reason = self._arm_refusal(target, now)
+        if reason is not None:
+            self.recording.counts.refuse(reason)
+            return guards.REASONS[reason]
+        self._armed = _Armed(target, now + int(self.budget.armed_s * NS_PER_S))
+        self.recording.begin(session.loaded_torch())
+        return None
+
+    def _arm_refusal(self, target: Target, now: int) -> str | None:
+        self.tick(now)
+        state = self.state
+        if state in {State.DISABLED, State.TRIPPED}:
+            return str(state.value)
+        if state is State.COOLDOWN and not target.keep_all:
+            return "cooldown"
+        if state not in {State.IDLE, State.COOLDOWN, State.EXPORTING} or self._armed is not None:
+            return "busy"
+        reason = guards.arm_refusal(
+            target.directory,
+            age_ns=0 if target.detected_ns is None else now - target.detected_ns,
+            ttl_ns=int(self.budget.armed_s * NS_PER_S),
+            free_memory_bytes=self.budget.free_memory_mb << 20,
+        )
+        if reason is None and not self.recording.spending.open_incident(now):
+            return "per_hour"
+        return reason
+
+    def disarm(self) -> None:
+        """Draw no more; a session under way ends at the next hook on its thread and is dropped, kept profiles are still saved."""
+        self._armed = None
+        self.recording.end()
+
+    def disable(self, reason: str) -> None:
+        """Switch captures off for good: at shutdown and at exit. Waits at most 0.5 s for a session under way."""
+        self._armed = None
+        self.recording.disable(reason)
+
+    def after_fork(self) -> None:
+        """In a forked child: captures are off, what the parent recorded is the parent's."""
+        self._armed = None
+        self._drawn = {}
+        self.shelf.clear()
+        self.recording.after_fork()
+
+    # The recorder's hooks, on the application's threads
+
+    def on_start(self, request: Any) -> bool:
+        """Decide whether a request is drawn; called for each while armed."""
+        recording, armed = self.recording, self._armed
+        recording.nudge()
+        if armed is None or (armed.target.request and request.name != armed.target.request):
+            return False
+        if len(self._drawn) >= DRAWN_LIMIT or self.shelf.unsaved > UNSAVED_LIMIT or not recording.mutex.acquire(blocking=False):
+            return False
+        try:
+            now = self._clock()
+            if now >= armed.until_ns or not recording.spending.draw(now):
+                return False
+        finally:
+            recording.mutex.release()
+        self._drawn[request.id] = _Drawn(armed)
+        return True
+
+    def on_enter(self, request: Any, name: str, kind: str) -> None:
+        """Open the session at the outermost region that runs through on this thread."""
+        self.recording.nudge()
+        drawn = self._drawn.get(request.id)
+        if drawn is None:
+            return
+        running = drawn.session
+        if running is not None:
+            if running is self.recording.session and running.thread == threading.get_ident() and name == running.region:
+                running.depth += 1
+            return
+        if kind == "call" or (kind == "with" and synchronous(sys._getframe(1))):  # pyright: ignore[reportPrivateUsage]  (CPython's own way to ask where a caller stands)
+            drawn.session = self.recording.open(request, name)
+
+    def on_exit(self, request: Any, name: str, kind: str) -> None:  # noqa: ARG002  (the hook's signature)
+        """Close the session when its own region is left, on its thread."""
+        running = self.recording.session
+        if running is not None and running.thread == threading.get_ident() and running.request_id == request.id and name == running.region:
+            running.depth -= 1
+            if running.depth <= 0:
+                self.recording.close(running)
+        self.recording.nudge()
+
+    def on_finish(self, request: Any, wall_ns: int) -> None:
+        """Keep or drop what was recorded."""
+        drawn = self._drawn.pop(request.id, None)
+        if drawn is None:
+            return
+        counts, profile = self.recording.counts, drawn.session
+        if profile is None:
+            counts.unopened += 1
+            return
+        request.profiled = True
+        if not profile.closed:
+            # Its region was left on another thread, or never: its own thread stops it at the next hook.
+            profile.discard = profile.stop_wanted = True
+            self.recording.nudge()
+            counts.dropped += 1
+            return
+        # The recorder reads the end before it calls `on_exit` for the request itself, so that stop is not in the wall time.
+        stall = profile.start_cost_ns + (0 if profile.region == request.name else profile.stop_cost_ns)
+        slow = self._verdict(drawn.armed, profile, wall_ns - stall)
+        if slow is None:
+            profile.results = None
+            counts.dropped += 1
+            return
+        counts.kept += 1
+        target = drawn.armed.target
+        name = f"{target.prefix}-r{request.id}"
+        self.shelf.put(Kept(name, target.directory, profile, slow, request.name, wall_ns, request.start_ns))
+
+    def _verdict(self, armed: _Armed, profile: Session, wall_ns: int) -> bool | None:
+        """True to keep as slow, False to keep as ordinary, None to drop; `wall_ns` is without our own stall."""
+        if armed is not self._armed or profile.discard or profile.yielded or profile.results is None:
+            return None
+        target = armed.target
+        slow = wall_ns > target.threshold_ns
+        middle = None if slow or target.keep_all else target.body_ns()
+        with self.recording.mutex:
+            if target.keep_all:
+                wanted = not self.complete
+            elif slow:
+                wanted = armed.slow < self.budget.slow
+            else:
+                wanted = armed.body < self.budget.body and middle is not None and middle[0] <= wall_ns <= middle[1]
+            if not wanted:
+                return None
+            armed.slow += slow
+            armed.body += not slow
+        return slow
+
+    # Our own thread
+
+    def tick(self, now: int | None = None) -> None:
+        """Let time pass: expiry, end of cooldown and of the breaker, a session whose thread died."""
+        now = self._clock() if now is None else now
+        armed = self._armed
+        if armed is not None and (now >= armed.until_ns or self.complete):
+            self.disarm()
+        self.recording.tick(now)
+
+    def run_once(self) -> tuple[CaptureSummary, ...]:
+        """Write what was kept; returns the captures that became complete on disk. At most about one trace per 5 ms of budget a call."""
+        self.tick()
+        return self.shelf.work()
+
+    def attach_records(self, records: Iterable[RequestRecord]) -> None:
+        """Hand over retained requests; those that were captured fill the spans of their side files."""
+        if len(self.shelf):
+            self.shelf.take_records(records, self._columns())
+
+    def status(self) -> dict[str, Any]:
+        """State, totals and costs as JSON types."""
+        recording = self.recording
+        counts, machine = recording.counts, recording.machine
+        totals = {name: value for name in counts.__slots__ if isinstance(value := getattr(counts, name), int)}
+        return {
+            "state": machine.state.value,
+            "reason": machine.reason,
+            "transitions": {f"{a.value}>{b.value}": n for (a, b), n in machine.counts.items()},
+            "requests_seen": recording.spending.seen,
+            "attempts": recording.spending.attempts,
+            "pending": len(self.shelf),
+            **totals,
+            "refused": dict(counts.refused),
+            "stall_ms": {key: round(value / NS_PER_MS, 3) for key, value in counts.stalls_ns.items()},
+        }

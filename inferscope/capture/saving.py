@@ -1,0 +1,265 @@
+"""Kept profiles on their way to disk: the trace first, its side file once the request's own record has arrived."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from inferscope import guard
+from inferscope.capture import session
+from inferscope.capture.bundle import write_atomic
+from inferscope.capture.session import State
+from inferscope.clock import NS_PER_MS, NS_PER_S, unix_offset_ns
+from inferscope.errors import EvidenceError
+from inferscope.types import CaptureSummary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from inferscope.capture.recording import Recording
+    from inferscope.capture.session import Session
+    from inferscope.types import Column, RequestRecord
+
+__all__ = ["RECORD_WAIT_NS", "Kept", "Shelf", "save_trace", "write_side"]
+
+RECORD_WAIT_NS: Final = 3 * NS_PER_S // 2
+"""How long a side file waits for the request's own record, which comes with the aggregator's next tick."""
+_CHUNK: Final = 1 << 18
+_TAIL: Final = 64
+_OPERATOR: Final = b'"ph": "X"'
+_KERNEL: Final = b'"cat": "kernel"'
+
+
+@dataclass(slots=True)
+class Kept:
+    """A profile that was kept, and what its side file will say."""
+
+    id: str
+    directory: Path
+    profile: Session
+    slow: bool
+    request: str
+    wall_ns: int
+    start_ns: int
+    save_cost_ns: int = 0
+    events: int | None = None
+    kernels: int = 0
+    saved_ns: int = 0
+    spans: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    recorded: bool = False
+
+    @property
+    def trace(self) -> str:
+        """Path of the trace inside the incident."""
+        return f"captures/{self.id}.trace.json"
+
+    @property
+    def side(self) -> str:
+        """Path of the side file inside the incident."""
+        return f"captures/{self.id}.json"
+
+    def take_record(self, record: RequestRecord, columns: Sequence[Column]) -> None:
+        """Fill the spans from the request's own record."""
+        self.recorded = True
+        self.spans = [
+            {
+                "column": columns[span.column].label if span.column < len(columns) else "other",
+                "start_ns": span.start_ns,
+                "end_ns": span.end_ns,
+                "thread": span.thread_id,
+                "flags": span.flags,
+                "aux": span.aux,
+            }
+            for span in record.spans
+        ]
+
+    def summary(self) -> CaptureSummary:
+        """What reports and log events say about it."""
+        own = self.profile
+        stall_ms = (own.start_cost_ns + own.stop_cost_ns) / NS_PER_MS
+        return CaptureSummary(self.id, 1, (own.request_id,), self.slow, self.events, round(stall_ms, 3), (own.native,), self.trace)
+
+
+def _scan(path: Path) -> tuple[int, int, bytes]:
+    """(operators and other complete events, kernels, the file's last bytes); read in pieces, parsed never."""
+    events = kernels = 0
+    carry = tail = b""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            block = carry + chunk
+            events += block.count(_OPERATOR)
+            kernels += block.count(_KERNEL)
+            # As much as can hold all but the last byte of a marker: found whole only once.
+            carry = block[-(len(_OPERATOR) - 1) :]
+            tail = (tail + chunk)[-_TAIL:]
+    return events, kernels, tail
+
+
+def save_trace(kept: Kept, clock: Callable[[], int]) -> None:
+    """Write the trace under its name; the profile is released whatever happens, because it can be saved once only.
+
+    A full disk raises nothing inside torch, so the file itself is asked.
+
+    Raises:
+        EvidenceError: Nothing usable was written; no file is left.
+    """
+    results, kept.profile.results = kept.profile.results, None
+    final = kept.directory / kept.trace
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    try:
+        final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        begun = clock()
+        try:
+            results.save(str(temporary))  # holds the interpreter throughout
+        finally:
+            kept.save_cost_ns = clock() - begun
+        temporary.chmod(0o600)
+        kept.events, kept.kernels, tail = _scan(temporary)
+        if not tail.rstrip().endswith(b"}"):
+            raise EvidenceError(f"{final.name}: the trace was not written whole")  # noqa: TRY301  (one clean-up for all ways to fail)
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(final)
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, EvidenceError):
+            raise
+        raise EvidenceError(f"{final.name} cannot be written: {type(error).__name__}") from error
+
+
+def write_side(kept: Kept) -> None:
+    """Write the side file that lets a reader join the trace with the request.
+
+    Raises:
+        EvidenceError: It cannot be written.
+    """
+    own = kept.profile
+    document = {
+        "schema": 1,
+        "id": kept.id,
+        "tier": 1,
+        "slow": kept.slow,
+        "request_id": own.request_id,
+        "request": kept.request,
+        "wall_ns": kept.wall_ns,
+        "start_ns": kept.start_ns,
+        "threads": [own.native],
+        "events": kept.events,
+        "truncated": own.truncated,
+        "device": own.device,
+        "kernels": kept.kernels if own.device is not None else None,
+        "stall_ms": {
+            "start": own.start_cost_ns / NS_PER_MS,
+            "stop": own.stop_cost_ns / NS_PER_MS,
+            "save": kept.save_cost_ns / NS_PER_MS,
+        },
+        "region": {"name": own.region, "start_ns": own.opened_ns, "end_ns": own.end_ns, "thread": own.native},
+        "trace": kept.trace,
+        "unix_offset_ns": unix_offset_ns(),
+        "spans": kept.spans,
+        "torch": str(getattr(session.loaded_torch(), "__version__", "unknown")),
+    }
+    write_atomic(kept.directory / kept.side, (json.dumps(document, sort_keys=True) + "\n").encode())
+
+
+class Shelf:
+    """Kept profiles that wait to be written.
+
+    Args:
+        recording: Gives the state, takes the costs.
+        clock: Nanoseconds, monotonic.
+    """
+
+    def __init__(self, recording: Recording, clock: Callable[[], int]) -> None:
+        self._recording = recording
+        self._clock = clock
+        self._queue: deque[Kept] = deque()
+        self._waiting: list[Kept] = []
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._waiting)
+
+    @property
+    def unsaved(self) -> int:
+        """Profiles whose traces are still in memory."""
+        return len(self._queue)
+
+    def put(self, kept: Kept) -> None:
+        """Take a kept profile; called on the application's threads."""
+        self._queue.append(kept)
+
+    def clear(self) -> None:
+        """Drop everything unwritten."""
+        self._queue.clear()
+        self._waiting.clear()
+
+    def take_records(self, records: Iterable[RequestRecord], columns: Sequence[Column]) -> None:
+        """Give each waiting profile its request's own record."""
+        waiting = {kept.profile.request_id: kept for kept in [*self._queue, *self._waiting] if not kept.recorded}
+        for record in records:
+            kept = waiting.get(record.id)
+            if kept is not None and record.key.request == kept.request:
+                kept.take_record(record, columns)
+
+    def work(self) -> tuple[CaptureSummary, ...]:
+        """Write one trace, more while the budget is not overdrawn, and the side files that are due; returns what is complete on disk."""
+        recording = self._recording
+        while self._queue and not recording.gate.occupied() and self._save_next() and recording.spending.solvent(self._clock()):
+            time.sleep(0)
+        now = self._clock()
+        due = [kept for kept in self._waiting if kept.recorded or now - kept.saved_ns >= RECORD_WAIT_NS]
+        self._waiting = [kept for kept in self._waiting if kept not in due]
+        complete: list[CaptureSummary] = []
+        for kept in due:
+            try:
+                write_side(kept)
+            except EvidenceError as error:
+                self._failed(error)
+                continue
+            recording.counts.saved += 1
+            complete.append(kept.summary())
+        return tuple(complete)
+
+    def _save_next(self) -> bool:
+        held, machine = session.lock, self._recording.machine
+        if not held.acquire(blocking=False):
+            return False
+        before = machine.state
+        try:
+            machine.move(State.EXPORTING)
+            self._save(self._queue.popleft())
+        except EvidenceError as error:
+            self._failed(error)
+        finally:
+            if machine.state is State.EXPORTING:
+                machine.move(before)
+            held.release()
+        return True
+
+    def _save(self, kept: Kept) -> None:
+        recording = self._recording
+        try:
+            save_trace(kept, self._clock)
+        finally:
+            kept.saved_ns = self._clock()
+            with recording.mutex:
+                recording.counts.stalls_ns["save"] += kept.save_cost_ns
+                recording.spending.spend(kept.save_cost_ns, kept.saved_ns)
+        if not kept.events or (kept.profile.device is not None and not kept.kernels):
+            recording.counts.empty += 1
+            recording.fault("empty trace")
+        self._waiting.append(kept)
+
+    def _failed(self, error: EvidenceError) -> None:
+        self._recording.counts.save_failed += 1
+        guard.log_once("capture.save", str(error))

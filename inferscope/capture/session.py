@@ -1,0 +1,251 @@
+"""One profiler session on one thread, and the states that captures go through.
+
+What kills a process with torch 2.13, each reproduced on that version: two thread-local sessions that overlap on two threads, whichever
+stops first; a session that is still open when the interpreter exits on its thread, or whose thread has died. What does not: a session
+that is never stopped while others come and go. Hence one lock for the process, a stop on the thread that started, and `abandon` as
+the last resort.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from inferscope.clock import NS_PER_S, now_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["FAULT_LIMIT", "TRANSITIONS", "Machine", "Session", "State", "heal", "loaded_torch", "lock", "poisoned", "renew_lock"]
+
+FAULT_LIMIT: Final = 3
+"""Faults within `FAULT_PERIOD_NS` that trip the breaker."""
+FAULT_PERIOD_NS: Final = 60 * NS_PER_S
+TRIPPED_NS: Final = 3600 * NS_PER_S
+"""How long the breaker stays open."""
+
+
+class State(Enum):
+    """Where captures stand."""
+
+    DISABLED = "disabled"
+    IDLE = "idle"
+    ARMED = "armed"
+    """An incident is open: requests are drawn."""
+    RECORDING = "recording"
+    STOPPING = "stopping"
+    EXPORTING = "exporting"
+    """A kept profile is being written."""
+    YIELDED = "yielded"
+    """The application's own profiler arrived while we recorded: ours was stopped for it."""
+    COOLDOWN = "cooldown"
+    TRIPPED = "tripped"
+    """The breaker is open."""
+
+
+_RESTING: Final = frozenset({State.IDLE, State.ARMED, State.COOLDOWN, State.TRIPPED})
+TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
+    State.DISABLED: frozenset({State.IDLE}),
+    State.IDLE: frozenset({State.ARMED, State.EXPORTING, State.TRIPPED, State.DISABLED}),
+    State.ARMED: frozenset({State.RECORDING, State.EXPORTING, State.COOLDOWN, State.TRIPPED, State.DISABLED}),
+    State.RECORDING: frozenset({State.STOPPING, State.YIELDED, State.TRIPPED, State.DISABLED}),
+    State.STOPPING: frozenset({State.ARMED, State.COOLDOWN, State.TRIPPED, State.DISABLED}),
+    State.EXPORTING: _RESTING | {State.DISABLED},
+    State.YIELDED: frozenset({State.ARMED, State.COOLDOWN, State.TRIPPED, State.DISABLED}),
+    State.COOLDOWN: frozenset({State.IDLE, State.ARMED, State.EXPORTING, State.TRIPPED, State.DISABLED}),
+    State.TRIPPED: frozenset({State.IDLE, State.EXPORTING, State.DISABLED}),
+}
+"""Where each state may go; everything else is refused and counted."""
+
+
+class Machine:
+    """The state, its counted transitions and the breaker.
+
+    Args:
+        clock: Nanoseconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], int] = now_ns) -> None:
+        self.state = State.DISABLED
+        self.reason = ""
+        """Why it is TRIPPED or DISABLED."""
+        self.counts: dict[tuple[State, State], int] = {}
+        self.refused = 0
+        """Transitions that the table does not have: a programming error of ours, survived."""
+        self._clock = clock
+        self._faults: deque[int] = deque(maxlen=FAULT_LIMIT)
+        self._tripped_until: int | None = None
+
+    def move(self, to: State) -> bool:
+        """Go to `to` if the table allows it; staying where one is counts as done."""
+        here = self.state
+        if here is to:
+            return True
+        if to not in TRANSITIONS[here]:
+            self.refused += 1
+            return False
+        self.state = to
+        self.counts[here, to] = self.counts.get((here, to), 0) + 1
+        return True
+
+    def trip(self, reason: str, *, for_good: bool = False) -> None:
+        """Open the breaker, for `TRIPPED_NS` or for the process's life."""
+        self.reason = reason
+        self._tripped_until = None if for_good else self._clock() + TRIPPED_NS
+        self.move(State.TRIPPED)
+
+    def fault(self, reason: str) -> bool:
+        """Count a failure; returns True when it is one too many within the period."""
+        now = self._clock()
+        self._faults.append(now)
+        return len(self._faults) == FAULT_LIMIT and now - self._faults[0] < FAULT_PERIOD_NS and bool(reason)
+
+    def recover(self) -> None:
+        """Close the breaker when its time is over."""
+        if self.state is State.TRIPPED and self._tripped_until is not None and self._clock() >= self._tripped_until:
+            self._faults.clear()
+            self.reason = ""
+            self.move(State.IDLE)
+
+
+lock = threading.Lock()
+"""Held while a session of ours records and while a profile of ours is written; taken without waiting on a request's path."""
+_poisoned = ""
+
+
+def poisoned() -> str:
+    """Why this process can never capture again, or an empty string."""
+    return _poisoned
+
+
+def renew_lock() -> None:
+    """In a forked child: the holder of the old one does not exist here."""
+    global lock  # noqa: PLW0603  (one lock a process is the point)
+    lock = threading.Lock()
+
+
+def loaded_torch() -> Any | None:
+    """torch, if the application has imported it; we never do."""
+    torch = sys.modules.get("torch")
+    # A module that is still being imported has no profiler yet.
+    return torch if getattr(getattr(getattr(torch, "autograd", None), "profiler", None), "profile", None) is not None else None
+
+
+def _profiler(torch: Any, device: str | None) -> Any:
+    kind = torch.autograd.profiler.profile
+    config = torch._C._profiler._ExperimentalConfig  # noqa: SLF001  (the option has no public name)
+    options: dict[str, Any] = {"use_kineto": True}
+    if device is not None:
+        options["use_device"] = device
+    try:
+        options["experimental_config"] = config(trace_only=True)
+    except TypeError:
+        # Before torch 2.13: event objects are then built lazily, which we never ask for.
+        options["experimental_config"] = config()
+    return kind(**options)
+
+
+class Session:
+    """A thread-local profile: `open` and `close` on the same thread, with `lock` held by the caller until it is over.
+
+    Args:
+        request_id: The request it belongs to.
+        region: Name of the synchronous region.
+        limit_ns: Age after which the next hook on this thread stops it, so that a stop stays cheap (it costs per event).
+    """
+
+    __slots__ = (
+        "_claim", "_clock", "_profile", "_torch", "abandoned", "depth", "device", "discard", "end_ns", "limit_ns", "muted",
+        "native", "opened_ns", "region", "request_id", "results", "start_cost_ns", "start_cpu_ns", "stop_cost_ns", "stop_cpu_ns",
+        "stop_wanted", "thread", "truncated", "yielded",
+    )  # fmt: skip
+
+    def __init__(self, request_id: int, region: str, limit_ns: int, clock: Callable[[], int] = now_ns) -> None:
+        self.request_id = request_id
+        self.region = region
+        self.limit_ns = limit_ns
+        self.thread = threading.get_ident()
+        self.native = threading.get_native_id()
+        self.depth = 1
+        self.device: str | None = None
+        self.results: Any = None
+        """What the profiler recorded, until it is saved or dropped."""
+        self.opened_ns = 0
+        self.end_ns = 0
+        self.start_cost_ns = 0
+        self.stop_cost_ns = 0
+        self.start_cpu_ns = 0
+        self.stop_cpu_ns = 0
+        """Thread CPU time: what of the stall was ours and not the scheduler's."""
+        self.stop_wanted = False
+        self.truncated = False
+        self.yielded = False
+        self.discard = False
+        self.abandoned = False
+        self.muted = False
+        self._clock = clock
+        self._torch: Any = None
+        self._profile: Any = None
+        self._claim = threading.Lock()
+
+    @property
+    def profile(self) -> Any:
+        """The profiler object, to tell ours from the application's."""
+        return self._profile
+
+    @property
+    def closed(self) -> bool:
+        """Whether the profiler is stopped."""
+        return self.end_ns != 0
+
+    def open(self, torch: Any, device: str | None) -> None:
+        """Start recording on this thread; whatever torch raises passes."""
+        begun, cpu = self._clock(), time.thread_time_ns()
+        self._torch, self.device = torch, device
+        self._profile = _profiler(torch, device)
+        self._profile.__enter__()
+        self.opened_ns = self._clock()
+        self.start_cost_ns = self.opened_ns - begun
+        self.start_cpu_ns = time.thread_time_ns() - cpu
+
+    def close(self) -> bool:
+        """Stop recording; on the thread of `open` only. False when it was closed or abandoned before."""
+        if not self._claim.acquire(blocking=False):
+            return False
+        begun, cpu = self._clock(), time.thread_time_ns()
+        profile, self._profile = self._profile, None
+        try:
+            profile.__exit__(None, None, None)
+            self.results = profile.kineto_results
+        finally:
+            self.end_ns = self._clock()
+            self.stop_cost_ns = self.end_ns - begun
+            self.stop_cpu_ns = time.thread_time_ns() - cpu
+        return True
+
+    def abandon(self, reason: str) -> bool:
+        """Give up stopping it, from any thread; False when it is being closed. This process captures no more."""
+        global _poisoned  # noqa: PLW0603  (the profiler's state is the process's)
+        if not self._claim.acquire(blocking=False):
+            return False
+        _poisoned = reason
+        self.abandoned = True
+        return True
+
+    def mute(self) -> None:
+        """On the thread of an abandoned session: remove its callbacks, or its buffers would grow for the thread's life (200 B an event)."""
+        if self.abandoned and not self.muted and threading.get_ident() == self.thread:
+            self.muted = True
+            autograd = self._torch.autograd
+            autograd._toggle_collection_dynamic(False, {autograd.ProfilerActivity.CPU})  # noqa: SLF001, FBT003  (no public name)
+
+
+def heal(torch: Any) -> None:
+    """After a thread died with its session open: an empty session takes the place of the leaked one, which exit would trip over."""
+    profile = _profiler(torch, None)
+    profile.__enter__()
+    profile.__exit__(None, None, None)
