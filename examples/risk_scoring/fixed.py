@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from examples.risk_scoring import truth
 
 scope.configure(service="risk-scoring", slo=scope.SLO("score", p99_ms=20))
-scope.instrument("torch", "copies", "asgi", "threads")
+scope.instrument("torch", "copies", "asgi", "anyio")
 
 
 class Fixed(service.Scoring):
