@@ -21,6 +21,7 @@
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define SLOW_PATH __attribute__((noinline, cold))
 
 enum {
     COLUMN_LIMIT = 64,
@@ -207,6 +208,15 @@ extern __thread ThreadState inferscope_thread __attribute__((tls_model("initial-
 extern PyTypeObject Recorder_Type, Request_Type, Span_Type, Noop_Type, Attach_Type, Lock_Type, Decorated_Type, EnterExit_Type;
 extern PyTypeObject Coroutine_Type, Generator_Type, AsyncGenerator_Type, AsyncStep_Type;
 
+/* A dead object from a freelist lives again; PyObject_Init() would be a call for one store. */
+static inline void revive(PyObject *object) {
+#if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS)
+    (void)PyObject_Init(object, Py_TYPE(object));
+#else
+    Py_SET_REFCNT(object, 1);
+#endif
+}
+
 /* Interned strings, made once in module.c. */
 #define FOR_EACH_NAME(X)                                                                                                            \
     X(stage) X(request) X(lock) X(queue) X(other) X(unattributed) X(backlog) X(size) X(items) X(model) X(cls) X(started_ns)         \
@@ -220,8 +230,8 @@ FOR_EACH_NAME(DECLARE_NAME)
 extern PyObject *str_with, *str_lock_wait, *str_lock_hold, *str_empty;
 
 /* clock.c */
-int64_t clock_slow(Recorder *rec);
-uint32_t thread_id_slow(void);
+SLOW_PATH int64_t clock_slow(Recorder *rec);
+SLOW_PATH uint32_t thread_id_slow(void);
 int clock_setup(void);
 int clock_default_mode(void);
 int64_t thread_cpu_ns(void);
@@ -267,7 +277,7 @@ static inline uint32_t thread_id(void) {
 /* histogram.c */
 Series *series_new(PyObject *kind, PyObject *labels, int digits, int64_t lowest);
 void series_free(Series *s);
-void series_clamped(Series *s, int64_t v);
+SLOW_PATH void series_clamped(Series *s, int64_t v);
 void series_record3(Series *s, int64_t v);
 int64_t series_count_of(const Series *s);
 
@@ -285,7 +295,7 @@ static inline void series_record2(Series *s, int64_t v) {
 /* registry.c */
 PyObject *clean_name(PyObject *name); /* new reference to an exact str of at most NAME_LIMIT characters, or NULL with no error set */
 Def *registry_def(Recorder *rec, PyObject *kind, PyObject *name);
-Def *registry_stage_slow(Recorder *rec, PyObject *name);
+SLOW_PATH Def *registry_stage_slow(Recorder *rec, PyObject *name);
 Def *registry_column(Recorder *rec, PyObject *kind, PyObject *name);
 Class *registry_class(Recorder *rec, PyObject *name, PyObject *model, PyObject *cls);
 int registry_setup(Recorder *rec);
@@ -319,8 +329,8 @@ void request_close_uncounted(Request *r);
 Request *request_current(Recorder *rec); /* new reference to the current request, open or not, or NULL */
 void request_set_error(Request *r, PyObject *error);
 void request_interval(Request *r, int column, int64_t start, int64_t end, int flags, int64_t aux);
-void request_unlink_slow(Request *r, Frame *f);
-void hook_call(Recorder *rec, PyObject *hook, Request *r, PyObject *name, PyObject *kind);
+SLOW_PATH void request_unlink_slow(Request *r, Frame *f);
+SLOW_PATH void hook_call(Recorder *rec, PyObject *hook, Request *r, PyObject *name, PyObject *kind);
 extern PyObject *noop_object;
 
 /* decorator.c, awaitable.c */

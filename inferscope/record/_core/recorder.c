@@ -2,23 +2,10 @@
 #include "core.h"
 #include <stddef.h>
 
-PyObject *span_new(Recorder *rec, Def *def);
+PyObject *recorder_stage(PyObject *self, PyObject *name);
 PyObject *attach_new(Recorder *rec, PyObject *request);
 
 /* --- recording --- */
-
-static PyObject *recorder_stage(PyObject *self, PyObject *name) {
-    Recorder *rec = (Recorder *)self;
-    if (UNLIKELY(!rec->enabled))
-        return Py_NewRef(noop_object);
-    Def *def = registry_stage(rec, name);
-    PyObject *span = LIKELY(def != NULL) ? span_new(rec, def) : NULL;
-    if (UNLIKELY(span == NULL)) {
-        PyErr_Clear();
-        return Py_NewRef(noop_object);
-    }
-    return span;
-}
 
 static PyObject *recorder_request(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     return request_parse((Recorder *)self, args, nargs, kwnames);

@@ -29,7 +29,7 @@ PyObject *request_new(Recorder *rec, Class *c) {
     Request *r;
     if (free_request_count > 0) {
         r = free_requests[--free_request_count];
-        (void)PyObject_Init((PyObject *)r, &Request_Type);
+        revive((PyObject *)r);
     } else {
         r = PyObject_New(Request, &Request_Type);
         if (r == NULL)

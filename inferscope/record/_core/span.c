@@ -75,11 +75,11 @@ int enter_exit_install(PyTypeObject *type) {
 
 static PyObject *span_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 
-PyObject *span_new(Recorder *rec, Def *def) {
+static inline PyObject *span_new(Recorder *rec, Def *def) {
     Span *s;
     if (LIKELY(free_span_count > 0)) {
         s = free_spans[--free_span_count];
-        (void)PyObject_Init((PyObject *)s, &Span_Type);
+        revive((PyObject *)s);
     } else {
         s = PyObject_New(Span, &Span_Type);
         if (s == NULL)
@@ -93,6 +93,20 @@ PyObject *span_new(Recorder *rec, Def *def) {
     s->frame.request = NULL;
     s->entered = 0;
     return (PyObject *)s;
+}
+
+/* Recorder.stage(); here so that the compiler can inline span_new(). */
+PyObject *recorder_stage(PyObject *self, PyObject *name) {
+    Recorder *rec = (Recorder *)self;
+    if (UNLIKELY(!rec->enabled))
+        return Py_NewRef(noop_object);
+    Def *def = registry_stage(rec, name);
+    PyObject *span = LIKELY(def != NULL) ? span_new(rec, def) : NULL;
+    if (UNLIKELY(span == NULL)) {
+        PyErr_Clear();
+        return Py_NewRef(noop_object);
+    }
+    return span;
 }
 
 static void span_dealloc(PyObject *self) {
@@ -109,7 +123,7 @@ static void span_dealloc(PyObject *self) {
 }
 
 /* The same object entered again while open: a fresh span, last in first out. */
-static int span_enter_again(Span *s) {
+SLOW_PATH static int span_enter_again(Span *s) {
     Span *again = (Span *)span_new(s->rec, s->def);
     if (again == NULL) {
         PyErr_Clear();
@@ -122,7 +136,7 @@ static int span_enter_again(Span *s) {
     return 0;
 }
 
-static void span_leave_again(Span *s, int error) {
+SLOW_PATH static void span_leave_again(Span *s, int error) {
     Span *again = s->inner;
     s->inner = again->inner;
     again->inner = NULL;
