@@ -54,7 +54,9 @@ def compile_core(root: Path) -> Path:
     except ImportError as error:
         message = f"setuptools is missing ({error})"
         raise NoCoreError(message) from error
-    flags = [] if sys.platform == "win32" else ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"]
+    flags = (
+        [] if sys.platform == "win32" else ["-std=c11", "-O2", "-g0", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"]
+    )
     extension = Extension(MODULE, [str(source) for source in sources], include_dirs=[str(root / SOURCES)], extra_compile_args=flags)
     with tempfile.TemporaryDirectory(prefix=".core-", dir=root) as scratch:
         command = build_ext(Distribution({"name": "inferscope-core", "ext_modules": [extension]}))
