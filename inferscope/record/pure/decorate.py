@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -25,7 +24,7 @@ def decorate(function: F, opening: Opening, shared: Shared) -> F:
 
     Args:
         function: Function, coroutine function, generator, asynchronous generator, or a `staticmethod` or `classmethod` of one.
-        opening: Makes a context manager for one call; told `call` for a plain function, else `with`.
+        opening: Makes a context manager for one call; told `call` for a plain function, else nothing.
         shared: Its `enabled` is asked at every call.
 
     Returns:
@@ -50,6 +49,8 @@ def _is(test: Callable[[object], bool], function: Callable[..., Any]) -> bool:
 
 def _wrapper(function: Callable[..., Any], opening: Opening, shared: Shared) -> Callable[..., Any]:
     """The wrapper for the function's kind."""
+    import inspect  # twice as dear as all of ours, and not every application decorates
+
     if _is(inspect.iscoroutinefunction, function):
         return _coroutine(function, opening, shared)
     if _is(inspect.isasyncgenfunction, function):
@@ -73,7 +74,7 @@ def _coroutine(function: Callable[..., Any], opening: Opening, shared: Shared) -
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not shared.enabled:
             return await function(*args, **kwargs)
-        with opening("with"):
+        with opening(""):
             return await function(*args, **kwargs)
 
     return wrapper
@@ -83,7 +84,7 @@ def _generator(function: Callable[..., Any], opening: Opening, shared: Shared) -
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         if not shared.enabled:
             return (yield from function(*args, **kwargs))
-        with opening("with"):
+        with opening(""):
             return (yield from function(*args, **kwargs))
 
     return wrapper
@@ -93,7 +94,7 @@ def _async_generator(function: Callable[..., Any], opening: Opening, shared: Sha
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         # `yield from` for asynchronous generators, spelled out: sent values, exceptions and closing reach the inner one.
         inner: AsyncGenerator[Any, Any] = function(*args, **kwargs)
-        with opening("with") if shared.enabled else nullcontext():
+        with opening("") if shared.enabled else nullcontext():
             step = inner.asend(None)
             while True:
                 try:

@@ -43,7 +43,8 @@ class Series:
         self._mask = ((1 << sub_bits) - 1) << self._unit
         self._base = sub_bits + self._unit
         buckets = HIGHEST_NS.bit_length() - self._base + 1
-        self.counts = array("q", bytes(8 * ((buckets + 1) << self._half)))
+        # A list: adding to an element of an array costs twice as much, and readers are rare.
+        self.counts = [0] * ((buckets + 1) << self._half)
         self.count = 0
         self.sum_ns = 0
         self.clamped = 0
@@ -77,15 +78,16 @@ class Series:
         Raises:
             ValueError: The buffer is too short.
         """
-        source = memoryview(self.counts).cast("B")
+        count, sum_ns, clamped = self.count, self.sum_ns, self.clamped
+        source = memoryview(array("q", self.counts)).cast("B")
         target = memoryview(buffer).cast("B")
         if len(target) < len(source):
             message = f"series {self.index} needs {len(source)} bytes, the buffer has {len(target)}"
             raise ValueError(message)
         target[: len(source)] = source
-        return self.count, self.sum_ns, self.clamped
+        return count, sum_ns, clamped
 
     def clear(self) -> None:
         """Forget everything, in place: spans keep a reference to `counts`."""
-        memoryview(self.counts).cast("B")[:] = bytes(8 * len(self.counts))
+        self.counts[:] = [0] * len(self.counts)
         self.count = self.sum_ns = self.clamped = 0

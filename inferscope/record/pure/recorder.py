@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from inferscope.record.pure.attach import Attachment
+from inferscope.record.pure.blame import Sites, stage_of
+from inferscope.record.pure.lock import InstrumentedLock, instrument
 from inferscope.record.pure.noop import NOOP, Noop
 from inferscope.record.pure.registry import NO_COLUMN, Registry
 from inferscope.record.pure.request import Request
 from inferscope.record.pure.retention import Retention
 from inferscope.record.pure.span import Span
-from inferscope.record.pure.state import Counters, Shared, ThreadState
+from inferscope.record.pure.state import Shared, ThreadState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Recorder"]
 
 _EDGE_LIMIT = 4
+_COROUTINE = 0x80
+
+L = TypeVar("L")
 
 
 class Recorder(Shared):
@@ -37,6 +42,8 @@ class Recorder(Shared):
         self.next_id = count(1).__next__
         self.registry = Registry(self)
         self.retention = Retention(self.losses)
+        self.sites = Sites()
+        self.lock_holds = True
 
     def stage(self, name: str, /) -> Span | Noop:
         """A span of a stage: `with recorder.stage("x"):` or `@recorder.stage("x")`."""
@@ -64,6 +71,40 @@ class Recorder(Shared):
             started_ns: True arrival on the recorder's clock; the time up to the entry is the queue `backlog`.
         """
         return Request(self, name, size, items, model, cls, started_ns) if self.enabled else NOOP
+
+    def lock(self, name: str, lock: L, /) -> L:
+        """A wrapper that acts as the lock and times waits and holds under a name; asyncio's locks too.
+
+        What cannot be wrapped, or was wrapped already, is returned as it is.
+        """
+        try:
+            if isinstance(lock, InstrumentedLock) or type(lock).__name__ == "InstrumentedAsyncLock":
+                return lock
+            code = getattr(getattr(type(lock), "acquire", None), "__code__", None)
+            if code is not None and code.co_flags & _COROUTINE:
+                from inferscope.record.locks import wrap_async  # asyncio is dear, and most applications that want it have it
+
+                return cast(L, wrap_async(self, name, lock))
+            return cast(L, instrument(self, name, lock))
+        except Exception:  # noqa: BLE001 - nothing of ours reaches the application
+            self.failed()
+            return lock
+
+    def lock_sites(self) -> list[tuple[str, int, str, str | None, int, int, int]]:
+        """Lock, site id, site, holder's stage, waits, summed wait and longest hold in ns, where holds began that others waited for."""
+        return self.sites.rows()
+
+    def _site(self, lock: str, site: str, stage: str | None) -> int:
+        """The id of a site, for locks written in Python over either core."""
+        return self.sites.find(lock, site, stage)
+
+    def _blame(self, site_id: int, wait_ns: int, hold_ns: int = 0) -> None:
+        """Add a wait (none when below 0) and a hold to a site, for locks written in Python over either core."""
+        self.sites.blame(site_id, wait_ns, hold_ns)
+
+    def _stage_of(self, request: Request | None) -> str | None:
+        """The innermost open stage of a request, for locks written in Python over either core."""
+        return stage_of(request)
 
     def interval(
         self, kind: str, name: str, start_ns: int, end_ns: int, /, *, flags: int = 0, aux: int = 0, request: Request | None = None
@@ -173,5 +214,6 @@ class Recorder(Shared):
         self.thread = ThreadState()
         self.registry.after_fork()
         self.retention.clear()
+        self.sites.clear()
         self.losses.clear()
         self.context.set(None)

@@ -153,6 +153,7 @@ class Registry:
         known = self._intervals.get(key)
         if known is not None:
             return known
+        kind = "lock" if kind == "lock.wait" else kind
         kind, name = str(kind)[:_NAME_LIMIT], str(name)[:_NAME_LIMIT]
         series = self.find_series(_SERIES_KIND.get(kind, kind), (name,))
         if series is None:

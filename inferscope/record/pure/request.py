@@ -54,12 +54,19 @@ class Request:
     """
 
     __slots__ = (
-        "_before", "_depth", "_generation", "_kind", "_of", "_outer", "_recorder", "_started_ns", "_token", "_traffic", "child_ns", "cls",
+        "_before", "_depth", "_generation", "_kind", "_of", "_outer", "_recorder", "_started_ns", "_token", "_traffic", "cls",
         "cpu_known", "end_ns", "error", "id", "ident", "items", "latest_ns", "model", "name", "native_id", "open", "overlapping", "profiled",
         "size", "spans", "start_ns", "top", "trace", "truncated", "vector", "wanted", "__weakref__",
     )  # fmt: skip
 
-    top: Span | Request
+    top: Span | Request | None
+    ident: int
+    native_id: int
+    latest_ns: int
+    truncated: bool
+    overlapping: bool
+    cpu_known: bool
+    _generation: int
     _of: RequestClass
     _traffic: Traffic
 
@@ -90,6 +97,7 @@ class Request:
         self.start_ns = 0
         self.end_ns = 0
         self.open = False
+        self.top = None
         self.wanted = False
         self.profiled = False
         self.trace: tuple[str, str] | None = None
@@ -121,8 +129,8 @@ class Request:
             self.wanted = self.profiled = False
             self.trace = self.error = None
         self.id = recorder.next_id()
-        self.spans, self.vector, self.top = [], _BLANK.copy(), self
-        self.child_ns = self.latest_ns = self.end_ns = self._depth = 0
+        self.spans, self.vector = [], _BLANK.copy()
+        self.latest_ns = self.end_ns = self._depth = 0
         self.truncated = self.overlapping = False
         if nested:
             self._outer = Span(recorder.registry.nested(of.name))
@@ -138,6 +146,11 @@ class Request:
         self._before = self._readings() if self.cpu_known else None
         self._start(recorder)
 
+    @property
+    def column(self) -> int:
+        """Column of the time that no span owns."""
+        return 0
+
     def shares(self, traffic: Traffic) -> bool:
         """Whether this request was entered on the thread of `traffic`."""
         return self._traffic is traffic
@@ -147,7 +160,7 @@ class Request:
         now = recorder.clock()
         arrival = self._started_ns
         self.start_ns = now if arrival is None or arrival > now else int(arrival)
-        self.open = True
+        self.open, self.top = True, self
         if self._outer is None:
             self._traffic.open += 1
         self._token = recorder.context.set(self)
@@ -155,7 +168,7 @@ class Request:
             recorder.interval("queue", "backlog", self.start_ns, now)
         if recorder.armed:
             recorder.start_hook(self)
-        if self.wanted:
+        if self.wanted and self._kind:
             recorder.enter_hook(self, self.name, self._kind)
 
     def _readings(self) -> tuple[int, int, int, int] | None:
@@ -222,22 +235,22 @@ class Request:
         """End open spans here and settle the vector, which then sums to the wall time exactly."""
         self.end_ns = end
         self._traffic.open -= self._outer is None
-        node: Span | Request = self.top
+        node, self.top = self.top, None
         while isinstance(node, Span):
             node.end_ns = end
             duration = end - node.start_ns
-            self.vector[node.column] += duration - node.child_ns
-            node.parent.child_ns += duration
+            self.vector[node.column] += duration
+            self.vector[node.parent.column] -= duration
             node = node.parent
-        self.top = self
         if self._outer is not None:
             self._outer.__exit__(None, None, None)
         if self.overlapping:
             self.vector = critical_path(self.spans, self.start_ns, end, COLUMN_LIMIT)
         else:
-            self.vector[0] += end - self.start_ns - self.child_ns
+            self.vector[0] += end - self.start_ns
         if self.wanted:
-            recorder.exit_hook(self, self.name, self._kind)
+            if self._kind:
+                recorder.exit_hook(self, self.name, self._kind)
             recorder.finish_hook(self, end - self.start_ns)
 
     def _count(self, recorder: Recorder, wall_ns: int) -> None:
@@ -290,7 +303,7 @@ class Request:
             return
         span.end_ns = end
         self.overlapping = True
-        node: Span | Request = self.top
+        node = self.top
         while isinstance(node, Span):
             if node.parent is span:
                 # It outlives its supposed parent, so it was never a part of it.
@@ -299,18 +312,18 @@ class Request:
 
     def place(self, column: int, start_ns: int, end_ns: int, flags: int, aux: int) -> None:
         """Put a measured interval under the innermost open span that covers its start."""
-        if not self.open:
+        start, end = max(start_ns, self.start_ns), min(end_ns, self._recorder.clock())
+        if end <= start:
+            return
+        parent = self.top
+        if parent is None:
             self._of.late_spans += 1
             self._recorder.losses.late_spans += 1
             return
-        start, end = max(start_ns, self.start_ns), min(end_ns, self._recorder.clock())
-        if end < start:
-            return
         passed = 0
-        parent: Span | Request = self.top
         while isinstance(parent, Span) and parent.start_ns > start:
             passed, parent = parent.start_ns, parent.parent
-        if start < parent.latest_ns or (passed and end > passed):
+        if start < self.latest_ns or (passed and end > passed):
             self.overlapping = True
         if get_ident() != self.ident:
             flags |= self.elsewhere()
@@ -319,8 +332,8 @@ class Request:
         else:
             self.truncated = True
         self.vector[column] += end - start
-        parent.child_ns += end - start
-        parent.latest_ns = max(parent.latest_ns, end)
+        self.vector[parent.column] -= end - start
+        self.latest_ns = max(self.latest_ns, end)
 
     def __call__(self, function: F) -> F:
         """Make every call of a function a request of this name, with these arguments."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import get_ident
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 from inferscope.record.pure.decorate import decorate
 from inferscope.record.pure.histogram import HIGHEST_NS
@@ -45,22 +45,31 @@ class Mark:
 class Span:
     """A stage's context manager and decorator; times a region and gives its exclusive time to the stage's column.
 
+    Every closed span adds its duration to its own column and takes it from its parent's, so a vector is exact at any moment.
+
     Args:
         stage: What spans of this name share.
-        kind: What hooks are told: `with` or `call`.
     """
 
-    __slots__ = ("child_ns", "end_ns", "flags", "inner", "kind", "latest_ns", "parent", "request", "stage", "start_ns")
+    __slots__ = ("end_ns", "flags", "inner", "parent", "request", "stage", "start_ns")
 
-    aux: Final = 0
     parent: Span | Request
     request: Request | None
+    inner: list[Span]
+    end_ns: int
+    flags: int
 
-    def __init__(self, stage: Definition, kind: str = "with") -> None:
+    kind: ClassVar[str] = "with"
+    """What hooks are told: `with`, `call`, or empty for those that hooks do not hear of."""
+
+    def __init__(self, stage: Definition) -> None:
         self.stage = stage
-        self.kind = kind
         self.start_ns = _NEVER
-        self.inner: list[Span] | None = None
+
+    @property
+    def aux(self) -> int:
+        """Nothing besides the time."""
+        return 0
 
     @property
     def column(self) -> int:
@@ -74,91 +83,123 @@ class Span:
 
     def __enter__(self) -> Span:
         stage = self.stage
-        if self.start_ns >= 0:
+        if self.start_ns != _NEVER:
             return self._enter_again()
         try:
-            request = stage.current()
-            self.request = request
-            if request is not None and request.open:
-                if request.wanted:
-                    stage.shared.enter_hook(request, stage.name, self.kind)
-                self.parent = request.top
-                self.child_ns = self.latest_ns = self.end_ns = 0
-                self.flags = 0 if get_ident() == request.ident else request.elsewhere()
-                spans = request.spans
-                if len(spans) < POSITIONS:
-                    spans.append(self)
-                else:
-                    request.truncated = True
-                request.top = self
+            self.request = request = stage.current()
+            if request is not None:
+                parent = request.top
+                if parent is not None:
+                    if request.wanted and self.kind:
+                        stage.shared.enter_hook(request, stage.name, self.kind)
+                    self.parent = parent
+                    self.flags = 0 if get_ident() == request.ident else request.elsewhere()
+                    spans = request.spans
+                    if len(spans) < POSITIONS:
+                        spans.append(self)
+                    else:
+                        request.truncated = True
+                    request.top = self
             self.start_ns = stage.clock()
-        except Exception:
+        except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             self._undo()
+            self.__class__ = _Dead
             stage.shared.failed()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         stage = self.stage
         try:
-            if self.inner:
-                self.inner.pop().__exit__(kind, error, trace)
-                return
-            start = self.start_ns
-            if start < 0:
-                return
             end = stage.clock()
-            duration = end - start
+            duration = end - self.start_ns
+            series = stage.series
             if 0 <= duration <= HIGHEST_NS:
                 # The coarse layout of `Series.index_of`, inline: a call would cost as much as the rest.
                 bucket = (duration | 255).bit_length() - 8
                 index = (bucket << 7) + (duration >> bucket)
-                series = stage.series
                 stage.counts[index] += 1
                 series.count += 1
                 series.sum_ns += duration
             else:
-                stage.series.record(duration)
+                series.record(duration)
             request = self.request
-            if request is None:
-                return
-            if kind is not None:
-                self.flags |= SpanFlag.ERROR
-            if request.top is self:
-                self.end_ns = end
-                parent = self.parent
-                request.vector[stage.column] += duration - self.child_ns
-                parent.child_ns += duration
-                parent.latest_ns = end
-                request.top = parent
-            else:
-                request.left(self, end)
-            if request.wanted:
-                stage.shared.exit_hook(request, stage.name, self.kind)
-        except Exception:
+            if request is not None:
+                if request.top is self:
+                    self.end_ns = request.latest_ns = end
+                    request.top = parent = self.parent
+                    vector = request.vector
+                    vector[stage.column] += duration
+                    vector[parent.column] -= duration
+                else:
+                    request.left(self, end)
+                if kind is not None:
+                    self.flags |= SpanFlag.ERROR
+                if request.wanted and self.kind:
+                    stage.shared.exit_hook(request, stage.name, self.kind)
+        except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             self._undo()
             stage.shared.failed()
+
+    def _enter_again(self) -> Span:
+        """Open another span in place of this one, which is open or keeps its position in a record."""
+        try:
+            if self.__class__ is Span:
+                self.inner = []
+                self.__class__ = _Reentered
+            again = Span(self.stage)
+            self.inner.append(again)
+            again.__enter__()
+        except Exception:  # noqa: BLE001 - nothing of ours reaches the application
+            self.stage.shared.failed()
+        return self
 
     def _undo(self) -> None:
         """After a failure of ours: leave the request as if this span had never been the innermost one."""
         request: Request | None = getattr(self, "request", None)
         if request is not None and request.top is self:
             request.top = self.parent
-        if request is not None and self.start_ns < 0 and request.spans and request.spans[-1] is self:
+        if request is not None and self.start_ns == _NEVER and request.spans and request.spans[-1] is self:
             request.spans.pop()
-
-    def _enter_again(self) -> Span:
-        """Open another span in place of this one, which is open or keeps its position in a record."""
-        try:
-            if self.inner is None:
-                self.inner = []
-            again = Span(self.stage, self.kind)
-            self.inner.append(again)
-            again.__enter__()
-        except Exception:
-            self.stage.shared.failed()
-        return self
 
     def __call__(self, function: F) -> F:
         """Time every call of a function, coroutine function, generator or asynchronous generator under this name."""
         stage = self.stage
-        return decorate(function, lambda kind: Span(stage, kind), stage.shared)
+        return decorate(function, lambda kind: _KINDS[kind](stage), stage.shared)
+
+
+class _Reentered(Span):
+    """A span that was entered again while it was open, or after; exits go to the innermost entry first."""
+
+    __slots__ = ()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.inner:
+            self.inner.pop().__exit__(kind, error, trace)
+        elif not hasattr(self, "end_ns"):
+            super().__exit__(kind, error, trace)
+
+
+class _Dead(Span):
+    """A span whose entry failed: its exit has nothing to do."""
+
+    __slots__ = ()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Nothing was opened."""
+
+
+class _Call(Span):
+    """One call of a decorated function."""
+
+    __slots__ = ()
+    kind = "call"
+
+
+class _Unheard(Span):
+    """One run of a decorated coroutine function or generator: others run in between, so hooks do not hear of it."""
+
+    __slots__ = ()
+    kind = ""
+
+
+_KINDS: Final[dict[str, type[Span]]] = {"with": Span, "call": _Call, "": _Unheard}
