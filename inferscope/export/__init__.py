@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from inferscope.export.exporter import Exporter
 from inferscope.export.otlp.logs import Event, breach_event, capture_event, incident_event
-from inferscope.export.otlp.metrics import ExportBatch, Total, class_attributes
+from inferscope.export.otlp.metrics import ExportBatch, class_attributes
+from inferscope.export.otlp.series import Total
 from inferscope.export.otlp.totals import Objective, request_totals
 from inferscope.export.ring import read_ring
 from inferscope.export.store import StoredEvent, StoredWindow, read_store

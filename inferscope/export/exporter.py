@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import semconv
 from inferscope.export.otlp import jsonlines
-from inferscope.export.otlp.metrics import CUMULATIVE, DELTA, DeltaTracker, ExportBatch, SeriesBuilder, Slices, Total, encode
+from inferscope.export.otlp.metrics import DeltaTracker, ExportBatch, SeriesBuilder, encode
+from inferscope.export.otlp.series import CUMULATIVE, DELTA, Slices, Total
 from inferscope.export.otlp.target import TIMEOUT_S, delta_preferred, resolve
 from inferscope.export.otlp.transport import Outcome, Sender
 from inferscope.export.ring import Ring
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from inferscope.export.otlp.logs import Event
-    from inferscope.export.otlp.metrics import Scalar, Series
+    from inferscope.export.otlp.series import Scalar, Series
     from inferscope.export.otlp.target import Target
 
 __all__ = ["EVENT_LIMIT", "Exporter"]

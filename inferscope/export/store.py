@@ -19,14 +19,14 @@ import numpy as np
 
 from inferscope import guard
 from inferscope.export.otlp.buckets import Buckets, combine
-from inferscope.export.otlp.metrics import Slices
+from inferscope.export.otlp.series import Slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from inferscope.export.otlp.logs import Event
-    from inferscope.export.otlp.metrics import Series
+    from inferscope.export.otlp.series import Series
 
 __all__ = ["SCHEMA", "STORE_BYTES", "Store", "StoredEvent", "StoredWindow", "read_store"]
 

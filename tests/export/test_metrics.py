@@ -11,7 +11,8 @@ from inferscope import semconv
 from inferscope.aggregate.window import ClassTotals
 from inferscope.export import Event, Objective, Total, request_totals
 from inferscope.export.otlp import decode, jsonlines, protobuf
-from inferscope.export.otlp.metrics import CUMULATIVE, DELTA, DeltaTracker, SeriesBuilder, Slices, encode
+from inferscope.export.otlp.metrics import DeltaTracker, SeriesBuilder, encode
+from inferscope.export.otlp.series import CUMULATIVE, DELTA, Slices
 from inferscope.types import ClassKey
 
 

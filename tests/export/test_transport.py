@@ -10,7 +10,8 @@ import time
 import pytest
 
 from inferscope.export.otlp.target import Target, resolve
-from inferscope.export.otlp.transport import Breaker, Outcome, Reply, Sender, retry_after_s, suppressed
+from inferscope.export.otlp.transport import Breaker, Outcome, Sender, suppressed
+from inferscope.export.otlp.wire import Reply, retry_after_s
 from inferscope.testing.receiver import OtlpReceiver
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from inferscope.export.otlp import protobuf
-from inferscope.export.otlp.transport import Reply
+from inferscope.export.otlp.wire import Reply
 
 if TYPE_CHECKING:
     from inferscope.export.otlp.target import Target

@@ -20,7 +20,7 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from inferscope.export.otlp import protobuf
-from inferscope.export.otlp.transport import Reply, retry_after_s
+from inferscope.export.otlp.wire import Reply, retry_after_s
 
 if TYPE_CHECKING:
     import socket

@@ -11,13 +11,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from inferscope import semconv
-from inferscope.export.otlp.metrics import CUMULATIVE, Slices
+from inferscope.export.otlp.series import CUMULATIVE, Slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from inferscope.export.otlp.logs import Event
-    from inferscope.export.otlp.metrics import Series
+    from inferscope.export.otlp.series import Series
 
 __all__ = ["logs_line", "metrics_line"]
 

@@ -7,43 +7,26 @@ very percentiles that it exports.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from inferscope import semconv
-from inferscope.export.otlp.buckets import SCALES, Buckets, combine, explicit, exponential, objective_bounds
+from inferscope.export.otlp.buckets import SCALES, combine, explicit, exponential, objective_bounds
+from inferscope.export.otlp.series import CUMULATIVE, Series, Slices, Total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from inferscope.export.otlp.series import Attributes, Scalar
     from inferscope.types import ClassKey, Distribution
 
-    Scalar = str | bool | int | float
-    Attributes = tuple[tuple[str, Scalar], ...]
 
-__all__ = ["CUMULATIVE", "DELTA", "DeltaTracker", "ExportBatch", "Series", "SeriesBuilder", "Slices", "Total", "class_attributes", "encode"]
-
-CUMULATIVE: Final = 2
-"""OTLP's AGGREGATION_TEMPORALITY_CUMULATIVE."""
-DELTA: Final = 1
-"""OTLP's AGGREGATION_TEMPORALITY_DELTA."""
+__all__ = ["DeltaTracker", "ExportBatch", "SeriesBuilder", "class_attributes", "encode"]
 
 FOLD_NS: Final = 300 * 1_000_000_000
 """Delta windows that failed are folded into the next for at most this long."""
 
 _OVERFLOW: Final[Attributes] = ((semconv.ATTR_OVERFLOW, True),)
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """An exact number: a running total, or the current value of a gauge."""
-
-    name: str
-    value: int | float
-    attributes: Attributes = ()
-    monotonic: bool = True
-    """False for a gauge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,47 +39,6 @@ class ExportBatch:
     """Stable for as long as the totals run: it changes when a forked child starts from zero."""
     now_unix_ns: int
     resource: Mapping[str, Scalar]
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One point of one series: `buckets` for a histogram, else `value`."""
-
-    name: str
-    attributes: Attributes
-    start_unix_ns: int
-    now_unix_ns: int
-    buckets: Buckets | None = None
-    value: int | float = 0
-    monotonic: bool = True
-
-    @property
-    def key(self) -> tuple[str, Attributes]:
-        """What makes the series one series."""
-        return self.name, self.attributes
-
-
-class Slices:
-    """Yields the interpreter between slices of work: after `length` steps or 0.1 ms, whichever comes first."""
-
-    def __init__(self, length: int = 16, nanoseconds: int = 100_000, pause: Callable[[float], object] = time.sleep) -> None:
-        self._length = length
-        self._nanoseconds = nanoseconds
-        self._pause = pause
-        self._steps = 0
-        self._since = time.perf_counter_ns()
-
-    def step(self) -> None:
-        """Count one piece of work and yield when the slice is full."""
-        self._steps += 1
-        if self._steps >= self._length or time.perf_counter_ns() - self._since >= self._nanoseconds:
-            self.rest()
-
-    def rest(self) -> None:
-        """Yield now, between two stages of work."""
-        self._pause(0)
-        self._steps = 0
-        self._since = time.perf_counter_ns()
 
 
 def class_attributes(key: ClassKey) -> Attributes:

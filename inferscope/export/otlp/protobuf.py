@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from inferscope.export.otlp.logs import Event
-    from inferscope.export.otlp.metrics import Series
+    from inferscope.export.otlp.series import Series
 
 __all__ = ["any_value", "framed", "logs_request", "metric", "point", "point_attributes", "rejected", "request"]
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from inferscope import semconv
 from inferscope.clock import NS_PER_S
-from inferscope.export.otlp.metrics import Total, class_attributes
+from inferscope.export.otlp.metrics import class_attributes
+from inferscope.export.otlp.series import Total
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

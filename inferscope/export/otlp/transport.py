@@ -7,23 +7,23 @@ is no portable way to bound getaddrinfo). One log line is written when sending s
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import enum
 import random
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from inferscope.export.otlp.target import GRPC
+from inferscope.export.otlp.wire import Reply
 from inferscope.guard import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from inferscope.export.otlp.target import Target
+    from inferscope.export.otlp.wire import Wire
 
-__all__ = ["Breaker", "Outcome", "Reply", "Sender", "Wire", "retry_after_s"]
+__all__ = ["Breaker", "Outcome", "Sender", "suppressed"]
 
 FAILURES: Final = 3
 """Failed exports in a row after which the breaker opens."""
@@ -46,30 +46,6 @@ class Outcome(enum.Enum):
     """The receiver does not want it; sending it again is useless."""
     SKIPPED = "skipped"
     """Not tried: the breaker is open or there was no time left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One try's answer."""
-
-    ok: bool
-    retryable: bool = False
-    reason: str = ""
-    retry_after_s: float | None = None
-    refused: int = 0
-    """Points or records refused although the request as a whole succeeded."""
-
-
-class Wire(Protocol):
-    """One protocol's connection to one target."""
-
-    def post(self, payload: bytes, timeout_s: float) -> Reply:
-        """Try once; must not take longer than `timeout_s`. May raise any Exception."""
-        ...
-
-    def close(self) -> None:
-        """Drop the connection, also under a call that another thread has in flight."""
-        ...
 
 
 class Breaker:
@@ -99,20 +75,6 @@ class Breaker:
         self.failures += 1
         wait = PAUSE_S if self.open else 0.0
         self._not_before = self._clock() + min(max(wait, retry_after_s or 0.0), PAUSE_S)
-
-
-def retry_after_s(value: str | None, now_unix: float) -> float | None:
-    """Seconds that a Retry-After header asks for: a number or an HTTP date; None when absent or unreadable."""
-    if not value:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - now_unix
-        except (TypeError, ValueError):
-            return None
-    return max(seconds, 0.0) if seconds < 1e9 else None
 
 
 class Sender:
