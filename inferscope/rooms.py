@@ -96,14 +96,14 @@ class Rooms:
             self.recorder.set_edges(request, edges)
         self.gc.start()
         if self.settings.capture:
-            self._listen(slot.index)
+            self._listen()
         if self.exporter is not None:
             self.exporter.after_fork(slot.directory)
         self.keeper = incidents.IncidentKeeper(self._sources(), self.capture)
 
-    def _listen(self, slot: int) -> None:
+    def _listen(self) -> None:
         """Let captures decide about requests."""
-        capture = self.capture = RequestScopedCapture(self.budget, slot=slot, set_armed=self._set_armed)
+        capture = self.capture = RequestScopedCapture(self.budget, set_armed=self._set_armed, columns=lambda: self.aggregator.columns)
         self.recorder.set_hooks(
             on_start=capture.on_start, on_enter=capture.on_enter, on_exit=capture.on_exit, on_finish=capture.on_finish
         )
@@ -233,7 +233,6 @@ class Rooms:
         return incidents.Sources(
             pod=self.pod,
             budget=self.budget,
-            columns=lambda: self.aggregator.columns,
             evidence=self._evidence,
             objective=lambda name: next((incidents.objective_json(slo) for slo in self.trigger.slos if slo.name == name), {"name": name}),
             fingerprint=fingerprint,

@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from inferscope.capture.bundle import Bundle, prune, write_atomic
 from inferscope.capture.encode import encoded
 from inferscope.capture.request_scoped import Target
-from inferscope.capture.session import State
 from inferscope.clock import NS_PER_MS, NS_PER_S
-from inferscope.errors import CaptureRefusedError
 from inferscope.guard import guard, log_once
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from inferscope.capture.budget import CaptureBudget
     from inferscope.capture.request_scoped import RequestScopedCapture
     from inferscope.pod import Pod
-    from inferscope.types import Breach, Column, RequestRecord
+    from inferscope.types import Breach, RequestRecord
 
 __all__ = ["CAPTURE_S", "IncidentKeeper", "Sources"]
 
@@ -43,8 +41,8 @@ LONGEST_S: Final = 900.0
 CHILD_S: Final = 120.0
 """A diagnosis that takes longer is ended; the incident stays undiagnosed and `inferscope explain` can do it later."""
 _DRAIN_S: Final = 5.0
+_LAST_DRAIN_S: Final = 0.2
 _MIN_HEALTHY: Final = 200
-_RESTING: Final = frozenset({State.IDLE, State.COOLDOWN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,6 @@ class Sources:
 
     pod: Pod
     budget: CaptureBudget
-    columns: Callable[[], Sequence[Column]]
     evidence: Callable[[str, int, int], dict[str, Any]]
     """(request, from_ns, to_ns) to the evidence document of this worker."""
     objective: Callable[[str], Mapping[str, Any]]
@@ -146,7 +143,7 @@ class IncidentKeeper:
     def step(self, now_ns: int, records: Sequence[RequestRecord], closed: Sequence[str]) -> None:
         """One tick on the worker: hand records to the profiles, follow the leader, see what is due."""
         if self._capture is not None:
-            self._capture.offer(records, self._sources.columns())
+            self._capture.attach_records(records)
         self._follow(now_ns)
         held = self._open
         if held is None:
@@ -172,19 +169,19 @@ class IncidentKeeper:
     def _profiles_complete(self, held: _Open) -> bool:
         """Whether all profiles that were wanted are on disk."""
         capture = self._capture
-        return held.armed and capture is not None and not capture.pending() and capture.machine.state in _RESTING
+        return held.armed and capture is not None and capture.complete and not len(capture.shelf)
 
     def finish(self, now_ns: int) -> None:
-        """Collect what there is now, for a process that stops: evidence is written, the diagnosis is left to the child or the command line."""
+        """Write what there is now, for a process that stops: the diagnosis is left to `inferscope explain`."""
         held = self._open
         if held is None:
             return
         if not held.collected:
             held.collected = True
-            self._jobs.put(lambda: self._collect(held, now_ns))
-        if held.bundle is not None and not held.asked:
+            self._jobs.put(lambda: self._collect(held, now_ns, _LAST_DRAIN_S))
+        if not held.asked:
             held.asked = True
-            self._jobs.put(lambda: self._publish_and_diagnose(held))
+            self._jobs.put(lambda: self._publish(held))
 
     def run_once(self) -> None:
         """Do what is queued and look after the child; on the capture thread."""
@@ -213,17 +210,18 @@ class IncidentKeeper:
         target = Target(
             incident=breach.id,
             directory=held.directory,
-            request=breach.request if breach.trigger != "manual" else None,
-            objective_ns=round(breach.threshold_ms * NS_PER_MS),
-            detected_ns=breach.detected_ns,
-            body=lambda: self._sources.body_ns(breach.request),
-            manual=held.keep,
+            request=None if held.keep else breach.request,
+            threshold_ns=round(breach.threshold_ms * NS_PER_MS),
+            body_ns=lambda: self._sources.body_ns(breach.request),
+            keep_all=held.keep > 0,
+            prefix=f"s{self._sources.pod.slot.index}",
+            detected_ns=None if held.keep else breach.detected_ns,
         )
-        try:
-            self._capture.arm(target)
+        refusal = self._capture.arm(target)
+        if refusal is None:
             held.armed = True
-        except CaptureRefusedError as error:
-            log_once(f"capture-{breach.id}", str(error))
+        else:
+            log_once(f"capture-{breach.id}", f"no profiles for {breach.id}: {refusal}")
 
     def _create(self, held: _Open, root: Path) -> None:
         sources = self._sources
@@ -246,19 +244,19 @@ class IncidentKeeper:
             self._write(held.directory / f"healthy-{self._sources.pod.slot.index}-1.json", document)
             held.bundle.add_rest()
 
-    def _collect(self, held: _Open, now_ns: int) -> None:
+    def _collect(self, held: _Open, now_ns: int, drain_s: float = _DRAIN_S) -> None:
         if self._capture is not None:
             self._capture.disarm()
-            self._drain()
+            self._drain(drain_s)
         begin = max(held.breach.onset_ns - int(BEFORE_S * NS_PER_S), now_ns - int(LONGEST_S * NS_PER_S))
         document = self._sources.evidence(held.breach.request, begin, now_ns)
         held.parts += 1
         self._write(held.directory / f"evidence-{self._sources.pod.slot.index}-{held.parts}.json", document)
 
-    def _drain(self) -> None:
-        """Write out the profiles that were kept; `offer` has filled their spans, or the wait for it is over."""
-        deadline = time.monotonic() + _DRAIN_S
-        while self._capture is not None and self._capture.pending() and time.monotonic() < deadline:
+    def _drain(self, seconds: float) -> None:
+        """Write out the profiles that were kept; the worker has filled in their spans, or the wait for it is over."""
+        deadline = time.monotonic() + seconds
+        while self._capture is not None and len(self._capture.shelf) and time.monotonic() < deadline:
             self._capture.run_once()
             time.sleep(0.02)
 
@@ -266,11 +264,14 @@ class IncidentKeeper:
     def _write(path: Path, document: Mapping[str, Any]) -> None:
         write_atomic(path, encoded(document))
 
+    @staticmethod
+    def _publish(held: _Open) -> None:
+        if held.bundle is not None:
+            held.bundle.add_rest()
+            held.bundle.publish("captured")
+
     def _publish_and_diagnose(self, held: _Open) -> None:
-        if held.bundle is None:
-            return
-        held.bundle.add_rest()
-        held.bundle.publish("captured")
+        self._publish(held)
         if self._sources.diagnose != "local":
             self._finished(held)
             return
