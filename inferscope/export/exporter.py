@@ -46,7 +46,7 @@ class Exporter:
     """Sends and keeps metrics and events.
 
     Args:
-        directory: `STATE_DIR/<service>/<slot>`; None keeps nothing on disk.
+        directory: `STATE_DIR/<service>/<slot>`; None keeps nothing on disk (until `open`).
         endpoint: Base URL of an OTLP receiver; None leaves it to the OTEL_EXPORTER_OTLP_* environment.
         protocol: `http/protobuf` or `grpc`; None decides by environment and port.
         headers: Added to those of the environment.
@@ -98,11 +98,22 @@ class Exporter:
         self._batch: ExportBatch | None = None
         self._events: collections.deque[Event] = collections.deque()
         self._unkept: collections.deque[Event] = collections.deque()
-        self._rings = {signal: Ring(directory, signal) for signal in ("metrics", "logs")}
-        self._store = Store(None if directory is None else directory / "index.sqlite")
+        self._settle(directory)
         self._dropped: collections.Counter[str] = collections.Counter()
         self._undelivered = False
         self._closed = False
+
+    def _settle(self, directory: Path | None) -> None:
+        self._rings = {signal: Ring(directory, signal) for signal in ("metrics", "logs")}
+        self._store = Store(None if directory is None else directory / "index.sqlite")
+
+    def open(self, directory: Path | None) -> None:
+        """Keep evidence in `directory` from now on, once this process has its slot; what was put down before goes there too."""
+        with self._lock:
+            for ring in self._rings.values():
+                ring.close()
+            self._store.close()
+            self._settle(directory)
 
     @property
     def sends(self) -> bool:

@@ -210,6 +210,16 @@ def test_evidence_is_kept_once_while_the_receiver_is_away(make, exporter, tmp_pa
     assert metric["sum"]["dataPoints"][0]["asInt"] == "30"
 
 
+def test_a_directory_that_comes_later_gets_what_waits(make, exporter, tmp_path):
+    mine = exporter()
+    mine.event(Event("inferscope.slo.breach", 1, "early"))
+    mine.offer(requests(make, 3))
+    mine.open(tmp_path)
+    assert mine.run_once()
+    assert len(list(read_ring(tmp_path, "metrics"))) == 1
+    assert [event.body for event in read_store(tmp_path / "index.sqlite")[1]] == ["early"]
+
+
 def test_flush_tries_although_the_breaker_is_open(make, exporter):
     with OtlpReceiver("reject") as receiver:
         mine = exporter(endpoint=receiver.url)
