@@ -53,8 +53,9 @@ def test_under_load_every_request_is_answered_and_accounted_for(cache, ports, as
     assert told["p50_ms"] <= result.summary()["latency_ms"]["p50"]
     if name == "slow":
         assert sum(told["shares"].values()) == pytest.approx(1)
-        assert told["shares"]["copy:h2d"] > 0.1
-        assert told["shares"]["lock:rules"] > 0.1
+        # Five seconds hold three or four stalls of each kind: enough to see both, too few to say how much.
+        assert told["by_cause_ms"]["copy:h2d"] > 0.5
+        assert told["by_cause_ms"]["lock:rules"] > 0.5
     half = json.loads(ask(ports[name], "GET", f"/truth?from_ns={began}&to_ns={result.done_ns[len(result.status) // 2]}")[1])
     assert 0.4 < half["requests"] / told["requests"] < 0.6
 
