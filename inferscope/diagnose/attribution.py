@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from inferscope.diagnose.evidence import quantile_ns
 from inferscope.types import BODY, Share
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def attribute(horizon: Horizon, threshold_ns: int | None = None, healthy: Horizo
 
     Args:
         horizon: Merged evidence.
-        threshold_ns: The objective; default is the first edge. Intervals exist for the first edge only, since that is what the blocks count.
+        threshold_ns: The objective; default is the first edge.
         healthy: The last healthy horizon, used as the body when over 30 % of the requests exceed the objective.
     """
     edge = threshold_ns if threshold_ns is not None else (horizon.edges_ns[0] if horizon.edges_ns else None)
@@ -87,16 +88,17 @@ def attribute(horizon: Horizon, threshold_ns: int | None = None, healthy: Horizo
     weights = tail_rows(horizon, edge) if edge is not None else np.zeros(len(horizon.band_counts))
     above = float(weights @ horizon.band_counts)
     if above and edge is not None:
-        tail_name, blocks = f"requests above {edge / _MS:g} ms", edge == (horizon.edges_ns or (None,))[0]
+        beyond, tail_name = float(edge), f"requests above {edge / _MS:g} ms"
     else:
-        weights, tail_name, blocks = _fractions(horizon.band_counts, 0.99, 1.0), "the slowest 1 %", False
+        weights, tail_name = _fractions(horizon.band_counts, 0.99, 1.0), "the slowest 1 %"
+        beyond = quantile_ns(horizon.latency, 0.99) or float("inf")
     count = float(weights @ horizon.band_counts)
     tail = (weights @ horizon.band_sums) / count
     body, body_name, notes, problem = _body(horizon, above / horizon.timed, healthy)
     excess = tail - body
     if problem or excess.sum() <= 0:
         return _nothing(problem or "the tail is no slower than the body", notes)
-    intervals, reason, episodes = _intervals(horizon, body) if blocks else (None, "intervals need requests above the first objective", 0)
+    intervals, reason, episodes = _intervals(horizon, beyond, excess, body)
     return Attribution(
         shares=_shares(horizon, tail, body, intervals),
         withheld=reason,
@@ -182,8 +184,9 @@ def _slice_mean(horizon: Horizon, low: float, high: float) -> FloatArray:
         return mean
     left = horizon.band_sums[rows[first]] / horizon.band_counts[rows[first]]
     right = horizon.band_sums[rows[last]] / horizon.band_counts[rows[last]]
-    slope: FloatArray = (right - left) / (right - left).sum()
-    return mean + slope * float(wall - mean.sum())
+    slope: FloatArray = _normalised((right - left)[None, :])[0]
+    moved: FloatArray = mean + slope * float(wall - mean.sum())
+    return moved
 
 
 def _wall_mean(latency: Sequence[tuple[float, float, int]], low: float, high: float) -> float | None:
@@ -195,24 +198,47 @@ def _wall_mean(latency: Sequence[tuple[float, float, int]], low: float, high: fl
     return float(weights @ (table[:, 0] + table[:, 1]) / 2.0 / weights.sum())
 
 
-def _intervals(horizon: Horizon, body: FloatArray) -> tuple[FloatArray | None, str | None, int]:
-    """95 % intervals (2, columns) of the shares, or why there are none, and the number of blocks with slow requests.
+def _episodes(horizon: Horizon, edge: float) -> tuple[FloatArray, FloatArray]:
+    """Slow requests and their nanoseconds by second, for the seconds that have any: shapes (n,) and (n, columns).
+
+    The blocks count what exceeds the first edge. For any other tail the sampled requests stand in; their sampling noise widens the intervals.
+    """
+    if horizon.edges_ns and edge == horizon.edges_ns[0]:
+        slow = np.flatnonzero(horizon.blocks.tail_counts)
+        return horizon.blocks.tail_counts[slow].astype(np.float64), horizon.blocks.tail_sums[slow]
+    sample = horizon.reservoir
+    rows = np.flatnonzero((sample.wall_ns > edge) & (sample.seconds >= 0))
+    seconds, places = np.unique(sample.seconds[rows], return_inverse=True)
+    counts, sums = np.zeros(len(seconds)), np.zeros((len(seconds), len(horizon.columns)))
+    np.add.at(counts, places, sample.weights[rows])
+    np.add.at(sums, places, sample.weights[rows, None] * sample.vectors[rows])
+    return counts, sums
+
+
+def _intervals(horizon: Horizon, edge: float, excess: FloatArray, body: FloatArray) -> tuple[FloatArray | None, str | None, int]:
+    """95 % intervals (2, columns) of the shares, or why there are none, and the number of seconds with slow requests.
 
     The body is held fixed: it averages a fifth of all requests, so its variance is small beside the tail's.
     """
-    blocks = horizon.blocks
-    slow = np.flatnonzero(blocks.tail_counts)
+    slow, sums = _episodes(horizon, edge)
     if len(slow) < MIN_EPISODES:
         reason = f"not enough evidence: {len(slow)} slow episodes, about {MIN_EPISODES} are needed to name a cause and 200 for intervals of 5 points"
         return None, reason, len(slow)
     generator = np.random.default_rng(_SEED)
-    total = len(blocks.tail_counts)
-    # Only blocks with slow requests matter to the ratio, but how many of them a resample holds is random: hence the last, empty cell.
+    total = max(len(horizon.blocks.counts), len(slow))
+    # Only seconds with slow requests matter to the ratio, but how many of them a resample holds is random: hence the last, empty cell.
     cells = np.append(np.full(len(slow), 1.0 / total), 1.0 - len(slow) / total).clip(0.0)
     draws = generator.multinomial(total, cells / cells.sum(), size=_REPLICATES)[:, :-1].astype(np.float64)
-    counts = draws @ blocks.tail_counts[slow]
+    counts = draws @ slow
     usable = counts > 0
-    excess = (draws[usable] @ blocks.tail_sums[slow]) / counts[usable, None] - body
+    spread = _normalised((draws[usable] @ sums) / counts[usable, None] - body)
+    centre = _normalised((sums.sum(axis=0) / slow.sum() - body)[None, :])
+    shift = excess / excess.sum() - centre[0]
+    return np.quantile(spread, (0.025, 0.975), axis=0) + shift, None, len(slow)
+
+
+def _normalised(excess: FloatArray) -> FloatArray:
+    """Each row over its sum; a row without an excess, which a resample may be, is left as it is."""
     totals = excess.sum(axis=1, keepdims=True)
-    shares = excess / np.where(np.abs(totals) < 1.0, 1.0, totals)
-    return np.quantile(shares, (0.025, 0.975), axis=0), None, len(slow)
+    shares: FloatArray = excess / np.where(np.abs(totals) < 1.0, 1.0, totals)
+    return shares

@@ -53,6 +53,8 @@ class Sampled:
     weights: FloatArray
     vectors: FloatArray
     """Nanoseconds, shape (n, columns); each row sums to its wall time."""
+    seconds: IntArray
+    """Unix second in which each request began; -1 where a band's mean stands in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,9 +107,9 @@ class _Merge:
             second = (int(block["t_ns"]) + offset) // SECOND_NS
             _add_row(self.blocks, second, (block["count"], block["tail_count"]), block["tail_sums"], mapping)
         for kept in entry["reservoir"]:
-            row = [0.0] * (2 + COLUMN_LIMIT)
-            row[0], row[1] = float(kept["wall_ns"]), float(kept["weight"])
-            _spread(row, 2, kept["vector"], mapping)
+            row = [0.0] * (3 + COLUMN_LIMIT)
+            row[:3] = float(kept["wall_ns"]), float(kept["weight"]), (int(kept["start_ns"]) + offset) // SECOND_NS
+            _spread(row, 3, kept["vector"], mapping)
             self.reservoir.append(row)
             self.sampled[int(kept["band"])] = self.sampled.get(int(kept["band"]), 0.0) + row[1]
         self.slowest.extend(_slow(record, mapping, offset, slot) for record in entry["slowest"])
@@ -142,7 +142,7 @@ class _Merge:
         for band, (count, *sums) in self.bands.items():
             missing = count - self.sampled.get(band, 0.0)
             if count and missing > 0.5:
-                yield [sum(sums) / count, missing, *(value / count for value in sums)]
+                yield [sum(sums) / count, missing, -1.0, *(value / count for value in sums)]
 
     def _freeze(self, documents: Sequence[Document]) -> Horizon:
         edges = self.edges or ()
@@ -151,7 +151,7 @@ class _Merge:
         order = sorted(self.bands, key=lambda band: int(keys[band]))
         bands = _matrix((self.bands[band] for band in order), 1 + COLUMN_LIMIT)
         blocks = _matrix((self.blocks[second] for second in sorted(self.blocks)), 2 + COLUMN_LIMIT)
-        kept = _matrix([*self.reservoir, *self._unsampled()], 2 + COLUMN_LIMIT)
+        kept = _matrix([*self.reservoir, *self._unsampled()], 3 + COLUMN_LIMIT)
         offsets = [int(document.get("unix_offset_ns") or 0) for document in documents]
         return Horizon(
             columns=tuple(self.columns),
@@ -169,7 +169,7 @@ class _Merge:
             band_counts=bands[:, 0].astype(np.int64),
             band_sums=bands[:, 1 : 1 + width],
             blocks=Blocks(blocks[:, 0].astype(np.int64), blocks[:, 1].astype(np.int64), blocks[:, 2 : 2 + width]),
-            reservoir=Sampled(kept[:, 0], kept[:, 1], kept[:, 2 : 2 + width]),
+            reservoir=Sampled(kept[:, 0], kept[:, 1], kept[:, 3 : 3 + width], kept[:, 2].astype(np.int64)),
             slowest=tuple(sorted(self.slowest, key=lambda record: -record.wall_ns)),
             locks=tuple(self.locks),
             copies=tuple(CopySite(name, site, *numbers) for (name, site), numbers in self.copies.items()),

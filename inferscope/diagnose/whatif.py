@@ -105,7 +105,7 @@ def plan(horizon: Horizon, attribution: Attribution, threshold_ms: float, quanti
 
     Args:
         horizon: Merged evidence with a reservoir.
-        attribution: Says which columns matter.
+        attribution: Says which columns matter; while it is withheld there is no plan, because any cause would be a guess.
         threshold_ms: The objective.
         quantile: The objective's quantile; `meets_objective` is judged there.
         also: Labels that get an estimate whatever their share, the model's stage for instance.
@@ -113,6 +113,8 @@ def plan(horizon: Horizon, attribution: Attribution, threshold_ms: float, quanti
     sample = horizon.reservoir
     if not len(sample.wall_ns) or not sample.weights.sum():
         return Plan((), (), None, ("No sampled requests: no what-if.",))
+    if attribution.withheld is not None:
+        return Plan((), (), None, ())
     estimate = _Estimator(horizon, quantile, threshold_ms)
     known = quantile_ns(horizon.latency, 0.99)
     calibration = None if known is None else weighted_quantile(sample.wall_ns, sample.weights, 0.99) / known

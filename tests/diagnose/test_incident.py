@@ -85,6 +85,7 @@ def test_verdict_with_too_little_evidence(service):
     found = diagnose(Breach(**service.breach()), [few])
     assert "is broken; not enough evidence" in found.verdict
     assert found.withheld.startswith("not enough evidence")
+    assert found.what_if == ()
 
 
 def test_notes_say_what_was_compared_and_left_out(service, document):

@@ -171,17 +171,17 @@ def test_memory_is_far_below_the_file(tmp_path):
     path = tmp_path / "large.json"
     with path.open("w") as file:
         file.write('{"traceEvents": [')
-        for i in range(60_000):
+        for i in range(12_000):
             file.write(
                 ("," if i else "")
-                + json.dumps(event("cpu_op", f"aten::op{i % 50}", 10 * i, 8, **{"Input Dims": [[8, 512]] * 4, "External id": i}))
+                + json.dumps(event("cpu_op", f"aten::op{i % 50}", 10 * i, 8, **{"Input Dims": [[8, 512]] * 70, "External id": i}))
             )
         file.write("]}")
     tracemalloc.start()
     found = read_trace(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found.events == 60_000
+    assert found.events == 12_000
     assert peak < 8 << 20
     assert path.stat().st_size > 10 << 20
 
@@ -241,7 +241,7 @@ def test_real_traces(name):
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real traces are not here")
 @pytest.mark.parametrize(
     ("name", "events", "threads"),
-    [("hta_cpu_only", 16, 1), ("hta_mtia_inference", 14_179, 23), ("tracelens_h100_google_owlv2", 104_159, 1)],
+    [("hta_cpu_only", 16, 1), ("hta_mtia_inference", 14_179, 23), ("tracelens_h100_gaunernst", 2_060, 1)],
 )
 def test_real_event_counts_and_threads(name, events, threads):
     (path,) = REAL.glob(f"{name}*")
