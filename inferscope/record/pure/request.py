@@ -312,13 +312,13 @@ class Request:
 
     def place(self, column: int, start_ns: int, end_ns: int, flags: int, aux: int) -> None:
         """Put a measured interval under the innermost open span that covers its start."""
-        start, end = max(start_ns, self.start_ns), min(end_ns, self._recorder.clock())
-        if end <= start:
-            return
         parent = self.top
         if parent is None:
             self._of.late_spans += 1
             self._recorder.losses.late_spans += 1
+            return
+        start, end = max(start_ns, self.start_ns), min(end_ns, self._recorder.clock())
+        if end < start:
             return
         passed = 0
         while isinstance(parent, Span) and parent.start_ns > start:
