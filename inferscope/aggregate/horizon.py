@@ -222,7 +222,8 @@ class Horizon:
         self._sites: dict[int, tuple[int, int]] = {}
         self._lock_sites: tuple[LockSite, ...] = ()
         self._counters: Mapping[str, int] = {}
-        self._first_ns = self._last_ns = 0
+        self._first_ns: int | None = None
+        self._last_ns = 0
 
     def nbytes(self, key: ClassKey) -> int:
         """Memory of a class's bands, latency counts and reservoir."""
@@ -246,7 +247,7 @@ class Horizon:
         """
         self._columns = window.columns
         self._counters = window.counters
-        self._first_ns = max(self._first_ns or window.start_ns, window.end_ns - self._horizon_ns)
+        self._first_ns = max(window.start_ns if self._first_ns is None else self._first_ns, window.end_ns - self._horizon_ns)
         self._last_ns = window.end_ns
         records: dict[ClassKey, list[RequestRecord]] = {}
         for record in window.records:
@@ -283,7 +284,7 @@ class Horizon:
             "slot": slot,
             "pid": pid,
             "instance_id": instance_id,
-            "from_ns": max(min([from_ns, *(block.start_ns for _, block in found)]), self._first_ns),
+            "from_ns": max(min([from_ns, *(block.start_ns for _, block in found)]), self._first_ns or 0),
             "to_ns": min(max([to_ns, *(block.end_ns for _, block in found)]), self._last_ns),
             "unix_offset_ns": unix_offset_ns(),
             "columns": [list(column) for column in self._columns],

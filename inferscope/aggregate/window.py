@@ -242,7 +242,7 @@ class Aggregator:
         """Learn of new columns, series and classes; start over when the recorder was emptied."""
         recorder = self._recorder
         series, classes, columns = recorder.series(), recorder.classes(), recorder.columns()
-        if _changed(self._series, [(entry[1], entry[2]) for entry in series]) or len(classes) < len(self._classes):
+        if _changed(self._series, series) or len(classes) < len(self._classes):
             self._series, self._classes = [], []
         if len(columns) != len(self._columns) or any(tuple(a) != tuple(b) for a, b in zip(columns, self._columns, strict=True)):
             self._columns = tuple(Column(*column) for column in columns)
@@ -300,9 +300,11 @@ def _nothing() -> None:
     """No rest."""
 
 
-def _changed(known: Sequence[_Series], found: Sequence[tuple[str, tuple[str, ...]]]) -> bool:
+def _changed(known: Sequence[_Series], found: Sequence[tuple[int, str, tuple[str, ...], int, int, int]]) -> bool:
     """Whether series that were known are gone or stand for something else."""
-    return len(found) < len(known) or any((a.kind, a.labels) != (b[0], tuple(b[1])) for a, b in zip(known, found, strict=False))
+    return len(found) < len(known) or any(
+        held.kind != entry[1] or held.labels != entry[2] for held, entry in zip(known, found, strict=False)
+    )
 
 
 def decode(retained: Sequence[Any], key: ClassKey) -> RequestRecord:

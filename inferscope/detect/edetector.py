@@ -8,7 +8,7 @@ past instant may be the onset (Shin, Ramdas, Rinaldo, "E-detectors: a nonparamet
 With independent requests and a share of at most p0, the mean time to a false trigger is at least A seconds. Slow requests come in bursts,
 though: one stall hits everything in flight. phi, the variance of k over that of independent requests (the design effect of cluster
 sampling), divides the evidence accordingly; that is a heuristic, without a theorem, and measured in `benchmarks/trigger.py`.
-No tick contributes more than a third of what is needed, so one burst, however bad, never fires; clipping keeps the guarantee.
+No tick contributes more than 42 % of what is needed, so three must agree and one burst, however bad, never fires; clipping keeps the guarantee.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ RUN_SECONDS: Final = 604_800.0
 """A week: the mean time between false triggers of a fleet, if requests were independent."""
 
 _EFFECT_LIMIT: Final = 100_000.0
+_CAP: Final = 0.42
+"""Below a half, so that two ticks never suffice; above a third, so that a fault's first, partly healthy tick may be one of the three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,14 @@ class DesignEffect:
         self._between = _Ratio(600.0, 30.0)
         self._share = -1.0
 
+    def copy(self) -> DesignEffect:
+        """The same knowledge, apart."""
+        other = DesignEffect(4.0 * self._floor)
+        other._requests, other._bad, other._share = self._requests, self._bad, self._share
+        other._between = self._between.copy()
+        other._scales = (self._scales[0].copy(), self._scales[1].copy())
+        return other
+
     def update(self, n: int, k: int) -> float:
         """Take a tick of `n` requests, `k` of them bad; returns the design effect, at least 1."""
         keep = 1.0 - 1.0 / 600.0
@@ -87,6 +97,9 @@ class _Ratio:
         self.imagined = imagined
         self.spread = self.expected = self.seen = 0.0
 
+    def copy(self) -> _Ratio:
+        return copy.copy(self)
+
     def add(self, spread: float, expected: float) -> None:
         self.spread = self.keep * self.spread + spread
         self.expected = self.keep * self.expected + expected
@@ -109,6 +122,11 @@ class _Scale:
         self.earlier: deque[float] = deque([1.0], maxlen=lag)
         self.requests = self.bad = self.ticks = 0
 
+    def copy(self) -> _Scale:
+        other = copy.copy(self)
+        other.ratio, other.earlier = self.ratio.copy(), self.earlier.copy()
+        return other
+
     def add(self, n: int, k: int, mean: float) -> None:
         self.requests, self.bad, self.ticks = self.requests + n, self.bad + k, self.ticks + 1
         if self.ticks == self.span:
@@ -130,12 +148,12 @@ class MixtureDetector:
         self._gains = [(math.log(share / allowed), math.log((1.0 - share) / (1.0 - allowed))) for share in shares]
         self._evidence = [-math.inf] * len(shares)
         self._effect = DesignEffect(allowed)
-        self._snapshots: deque[DesignEffect] = deque([copy.deepcopy(self._effect)], maxlen=2)
+        self._snapshots: deque[DesignEffect] = deque([self._effect.copy()], maxlen=2)
         self._learned = 0
         self._recent: deque[Tick] = deque(maxlen=900)
         self.threshold = math.log(RUN_SECONDS * max(fleet_size, 1))
         """ln A."""
-        self._cap = (self.threshold + math.log(len(shares))) / 3.0
+        self._cap = _CAP * (self.threshold + math.log(len(shares)))
         self.design_effect = 1.0
         self.statistic = -math.inf
         """ln of the mean evidence."""
@@ -150,7 +168,7 @@ class MixtureDetector:
         """Learn how bursty bad requests are, and judge nothing."""
         self._learned += 1
         if self._learned % 30 == 0:
-            self._snapshots.append(copy.deepcopy(self._effect))
+            self._snapshots.append(self._effect.copy())
         self.design_effect = self._effect.update(tick.requests, tick.bad)
 
     def remember(self) -> DesignEffect:
@@ -159,7 +177,7 @@ class MixtureDetector:
 
     def unlearn(self, remembered: DesignEffect) -> None:
         """Go back to what was known; for the end of a fault that was no burst, and must not slow the detection of the next one."""
-        self._effect = copy.deepcopy(remembered)
+        self._effect = remembered.copy()
         self._snapshots.clear()
         self._snapshots.append(remembered)
 

@@ -10,7 +10,9 @@ from inferscope.aggregate import histogram as hist
 from inferscope.types import Distribution
 
 LAYOUTS = {hist.REQUESTS: HdrHistogram(1000, hist.HIGHEST_NS, 3), hist.STAGES: HdrHistogram(1, hist.HIGHEST_NS, 2)}
-durations = st.one_of(st.integers(0, hist.HIGHEST_NS), st.integers(0, 5_000), st.sampled_from([2**k + d for k in range(36) for d in (-1, 0, 1)]))
+durations = st.one_of(
+    st.integers(0, hist.HIGHEST_NS), st.integers(0, 5_000), st.sampled_from([2**k + d for k in range(36) for d in (-1, 0, 1)])
+)
 layouts = st.sampled_from(list(LAYOUTS))
 
 
@@ -53,7 +55,7 @@ def test_out_of_range_is_clamped():
     assert hist.index_of(10**15, hist.REQUESTS) < hist.REQUESTS.size
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     st.lists(durations, min_size=1, max_size=80),
     st.lists(st.sampled_from([0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0]), min_size=1, max_size=6),
@@ -86,7 +88,7 @@ def test_nothing_counted_has_no_percentiles():
     assert hist.bucket_mean_ns(nothing) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(durations, min_size=1, max_size=50), st.lists(durations, max_size=50))
 def test_merge_equals_counting_together(left, right):
     merged = hist.merge([distribution(left), distribution(right)])
