@@ -109,6 +109,14 @@ def test_points_of_replicas_add_and_differences_undo_it(first, second):
     assert (back.offset, back.counts.tolist(), back.count) == (one.offset, one.counts.tolist(), one.count)
 
 
+def test_adding_nothing_and_taking_everything():
+    empty, full = exponential(counted([]), 5), exponential(counted([5_000, 0]), 5)
+    for added in (combine(empty, full), combine(full, empty)):
+        assert (added.offset, added.counts.tolist(), added.count, added.zero_count) == (full.offset, [1], 2, 1)
+    nothing = combine(full, full, -1)
+    assert (nothing.offset, nothing.counts.size, nothing.count, nothing.low) == (0, 0, 0, None)
+
+
 def test_different_scales_do_not_add():
     with pytest.raises(ValueError, match="different scales"):
         combine(exponential(counted([5_000]), 5), exponential(counted([5_000]), 4))

@@ -123,6 +123,25 @@ def test_explicit_buckets_are_an_option(make):
     assert one(points, semconv.STAGE_DURATION).kind == "histogram"
 
 
+def test_explicit_overflow_has_one_set_of_bounds(make):
+    builder = SeriesBuilder(limit=1, bounds={"a": 20_000_000, "b": 5_000_000, "c": 1_000_000})
+    found = builder.build(make.batch(*[make.distribution([9_000_000], labels=(name, "", "")) for name in "abc"]))
+    assert [(item.attributes[0][0], item.buckets.count) for item in found] == [(semconv.ATTR_REQUEST, 1), (semconv.ATTR_OVERFLOW, 2)]
+
+
+def test_kinds_of_later_versions_and_richer_labels_have_a_name(make):
+    source = make.batch(
+        make.distribution([1_000], "device", ("forward",)),
+        make.distribution([1_000], "io", ("disk",)),
+        make.distribution([1_000], "copy", ("d2h", "sync", "pageable")),
+    )
+    assert [(item.name, item.attributes) for item in SeriesBuilder().build(source)] == [
+        ("inferscope.stage.duration", (("inferscope.stage", "forward"), ("inferscope.clock", "device"))),
+        ("inferscope.io.duration", (("inferscope.name", "disk"),)),
+        ("inferscope.copy.duration", (("direction", "d2h"), ("inferscope.copy.sync", True), ("inferscope.copy.pinned", False))),
+    ]
+
+
 def test_slices_yield_by_length_and_by_time(monkeypatch):
     pauses = []
     slices = Slices(4, 10**12, pauses.append)

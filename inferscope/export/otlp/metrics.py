@@ -135,28 +135,32 @@ class SeriesBuilder:
             self._histogram(item, batch, result, overflow)
             slices.step()
         for total in batch.totals:
-            self._place(
-                Series(total.name, total.attributes, batch.start_unix_ns, batch.now_unix_ns, None, total.value, total.monotonic),
-                result,
-                overflow,
-            )
+            admitted = self._admit(total.name, total.attributes, first_class=True)
+            point = Series(total.name, total.attributes, batch.start_unix_ns, batch.now_unix_ns, None, total.value, total.monotonic)
+            self._place(point, result if admitted else None, overflow)
+            slices.step()
         for item in ordered[requests:]:
             self._histogram(item, batch, result, overflow)
             slices.step()
         return (*result, *overflow.values())
 
     def _histogram(self, item: Distribution, batch: ExportBatch, result: list[Series], overflow: dict[str, Series]) -> None:
+        if not item.count:
+            return
         name, attributes = _identity(item)
+        admitted = self._admit(name, attributes, first_class=item.kind == "request")
         if self._bounds is None:
             buckets = exponential(item, self._scale)
         else:
-            objective = self._bounds.get(item.labels[0]) if item.kind == "request" and item.labels else None
+            # What goes into one overflow series must have one set of bounds.
+            objective = self._bounds.get(item.labels[0]) if admitted and item.kind == "request" and item.labels else None
             buckets = explicit(item, objective_bounds(objective) if objective else self._fallback)
         if buckets.count:
-            self._place(Series(name, attributes, batch.start_unix_ns, batch.now_unix_ns, buckets), result, overflow)
+            self._place(Series(name, attributes, batch.start_unix_ns, batch.now_unix_ns, buckets), result if admitted else None, overflow)
 
-    def _place(self, series: Series, result: list[Series], overflow: dict[str, Series]) -> None:
-        if self._admit(series):
+    @staticmethod
+    def _place(series: Series, result: list[Series] | None, overflow: dict[str, Series]) -> None:
+        if result is not None:
             result.append(series)
             return
         if series.buckets is None and not series.monotonic:
@@ -166,19 +170,18 @@ class SeriesBuilder:
             overflow[series.name] = replace(series, attributes=_OVERFLOW)
         elif series.buckets is None or held.buckets is None:
             overflow[series.name] = replace(held, value=held.value + series.value)
-        elif held.buckets.bounds == series.buckets.bounds:
+        else:
             overflow[series.name] = replace(held, buckets=combine(held.buckets, series.buckets))
 
-    def _admit(self, series: Series) -> bool:
+    def _admit(self, name: str, attributes: Attributes, *, first_class: bool) -> bool:
         """Sticky, so that a series never moves in or out of the overflow and cumulative numbers stay monotone."""
-        key = series.key
+        key = (name, attributes)
         if key in self._admitted:
             return True
         if key in self._refused:
             return False
-        first_class = series.buckets is None or series.name == semconv.REQUEST_DURATION
         room = self._limit if first_class else self._limit - self._limit // 5
-        if series.name.startswith("inferscope.self.") or len(self._admitted) < room:
+        if name.startswith("inferscope.self.") or len(self._admitted) < room:
             self._admitted.add(key)
             return True
         self._refused.add(key)
