@@ -54,9 +54,12 @@ static int is_ours(PyFrameObject *frame) {
     PyObject *module = globals != NULL && PyDict_Check(globals) ? PyDict_GetItemWithError(globals, str___name__) : NULL;
     int ours = 0;
     if (module != NULL && PyUnicode_Check(module)) {
+        static const char *const machinery[] = {"inferscope", "inferscope_integrations", "threading", "asyncio", "contextlib", "gevent"};
         const char *name = PyUnicode_AsUTF8(module);
-        ours = name != NULL && (strcmp(name, "threading") == 0 || strcmp(name, "inferscope") == 0 || strncmp(name, "inferscope.", 11) == 0 ||
-                                strncmp(name, "inferscope_integrations", 23) == 0);
+        for (size_t i = 0; name != NULL && !ours && i < sizeof machinery / sizeof *machinery; i++) {
+            size_t n = strlen(machinery[i]);
+            ours = strncmp(name, machinery[i], n) == 0 && (name[n] == 0 || name[n] == '.');
+        }
     }
     Py_XDECREF(globals);
     PyErr_Clear();
@@ -119,17 +122,21 @@ void site_blame(Recorder *rec, int index, int64_t wait_ns, int64_t hold_ns) {
         s->longest_hold_ns = hold_ns;
 }
 
-void sites_clear(Recorder *rec) {
-    int n = rec->site_count;
-    rec->site_count = 0;
-    if (rec->site_index != NULL)
-        PyDict_Clear(rec->site_index);
-    for (int i = 0; i < n; i++) {
+/* Ids stay: locks remember them. */
+void sites_zero(Recorder *rec) {
+    for (int i = 0; i < rec->site_count; i++)
+        rec->sites[i]->waits = rec->sites[i]->wait_ns = rec->sites[i]->longest_hold_ns = 0;
+}
+
+void sites_free(Recorder *rec) {
+    for (int i = 0; i < rec->site_count; i++) {
         Py_DECREF(rec->sites[i]->lock);
         Py_DECREF(rec->sites[i]->site);
         Py_XDECREF(rec->sites[i]->stage);
         PyMem_RawFree(rec->sites[i]);
     }
+    PyMem_RawFree(rec->sites);
+    PyMem_RawFree(rec->site_ids);
 }
 
 PyObject *sites_list(Recorder *rec) {

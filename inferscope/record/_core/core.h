@@ -11,6 +11,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
@@ -89,7 +90,7 @@ typedef struct {
     uint8_t parent;
     uint8_t flags;
 } Slot;
-_Static_assert(sizeof(Slot) == 32, "Slot is copied out as <qqqIHBB");
+_Static_assert(sizeof(Slot) == 32 && offsetof(Slot, thread) == 24, "Slot is copied out as <qqqIHBB");
 
 typedef struct {
     PyObject *request, *model, *cls; /* model and cls: NULL for None */
@@ -223,7 +224,8 @@ static inline void revive(PyObject *object) {
     X(call) X(acquire) X(release) X(blocking) X(timeout) X(wait) X(wait_for) X(send) X(throw) X(close) X(asend) X(athrow)           \
     X(aclose) X(__qualname__) X(__name__) X(__code__) X(__wrapped__) X(__reduce__) X(__reduce_ex__) X(__func__) X(__class__)        \
     X(_torchdynamo_inline) X(f_globals) X(flags) X(aux) X(wrap_async) X(locked) X(_is_owned) X(_release_save) X(_acquire_restore)   \
-    X(_at_fork_reinit) X(error) X(wrapped) X(name) X(co_flags)
+    X(_at_fork_reinit) X(error) X(wrapped) X(name) X(co_flags) X(unknown)                                              \
+    X(n) X(_value) X(counter)
 #define DECLARE_NAME(n) extern PyObject *str_##n;
 FOR_EACH_NAME(DECLARE_NAME)
 #undef DECLARE_NAME
@@ -343,7 +345,8 @@ int site_find(Recorder *rec, PyObject *lock, PyObject *site, PyObject *stage); /
 int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage);
 int site_by_id(Recorder *rec, int64_t id);
 void site_blame(Recorder *rec, int index, int64_t wait_ns, int64_t hold_ns);
-void sites_clear(Recorder *rec);
+void sites_zero(Recorder *rec);
+void sites_free(Recorder *rec);
 PyObject *sites_list(Recorder *rec);
 
 /* reader.c */

@@ -19,16 +19,16 @@ static inline void frame_link(Frame *f, Request *r) {
     f->last_end = 0;
     if (LIKELY(r->slot_count < SLOT_LIMIT)) {
         Slot *s = &r->slots[r->slot_count];
+        uint8_t flags = 0;
         f->slot = r->slot_count++;
-        s->thread = tid;
-        s->column = (uint16_t)f->def->column;
-        s->parent = f->prev->slot;
-        s->flags = 0;
-        s->aux = 0;
         if (UNLIKELY(tid != r->tid)) {
-            s->flags = FLAG_OTHER_THREAD;
+            flags = FLAG_OTHER_THREAD;
             r->foreign_thread = 1;
         }
+        /* one store for thread, column, parent and flags, in the order that Slot has them */
+        uint64_t packed = tid | (uint64_t)(uint16_t)f->def->column << 32 | (uint64_t)f->prev->slot << 48 | (uint64_t)flags << 56;
+        s->aux = 0;
+        memcpy(&s->thread, &packed, sizeof packed);
     } else {
         f->slot = NO_SLOT;
         r->truncated = 1;

@@ -10,7 +10,7 @@
 #include <pythread.h>
 #include <stddef.h>
 
-enum { RECENT_HOLDS = 16 };
+enum { RECENT_HOLDS = 16, PERMITS = 64 };
 #define PEEK_EVERY_NS 100000
 
 typedef struct {
@@ -22,7 +22,12 @@ typedef struct {
     Series *holds;
     char plain;   /* one holder at a time, whoever releases: threading.Lock */
     char counted; /* re-entry by the owner is possible: RLock, Condition */
-    /* the hold in progress */
+    struct Permit {
+        unsigned long holder;
+        int64_t since;
+    } *permits; /* of a semaphore: who took what when, oldest first; NULL for other locks */
+    int permit_count;
+    /* the hold in progress; of a semaphore, the latest */
     unsigned long holder; /* thread ident, 0: nobody that we know of */
     int depth;
     int64_t since, waited;
@@ -59,28 +64,59 @@ static void hold_begin(Lock *l, int64_t since, int64_t waited, int root) {
     l->stage = stage_now(l->rec);
     l->sequence++;
     l->holder = me;
+    if (UNLIKELY(l->permits != NULL) && l->permit_count < PERMITS)
+        l->permits[l->permit_count++] = (struct Permit){me, l->since};
 }
 
-/* The holder is about to release for good. */
-static void hold_end(Lock *l) {
-    int64_t hold = rec_now(l->rec) - l->since;
+/* The latest holder is about to release for good. */
+static void hold_end(Lock *l, int64_t hold) {
     if (l->holds != NULL)
         series_record2(l->holds, hold);
     int inherits = l->waited > 2 * hold && l->waited_root >= 0;
-    if (l->site >= 0 && l->site < l->rec->site_count)
+    if (l->site >= 0)
         site_blame(l->rec, l->site, -1, hold);
     l->recent[l->sequence % RECENT_HOLDS].sequence = l->sequence;
     l->recent[l->sequence % RECENT_HOLDS].root = inherits ? l->waited_root : l->site;
     l->holder = 0;
 }
 
-static void before_release(Lock *l) {
+/* A permit counts as held from its acquire to a release by the same thread; released by another thread, the oldest is forgotten. */
+static void permit_release(Lock *l) {
+    unsigned long me = PyThread_get_thread_ident();
+    int i = l->permit_count - 1, n = l->permit_count;
+    while (i >= 0 && l->permits[i].holder != me)
+        i--;
+    struct Permit mine = {0, 0};
+    if (i >= 0)
+        mine = l->permits[i];
+    if (n > 0) {
+        i = i >= 0 ? i : 0;
+        memmove(l->permits + i, l->permits + i + 1, (size_t)(n - i - 1) * sizeof *l->permits);
+        l->permit_count--;
+    }
+    if (mine.holder == 0)
+        return;
+    int64_t hold = rec_now(l->rec) - mine.since;
+    if (l->holder == me && l->since == mine.since)
+        hold_end(l, hold);
+    else if (l->holds != NULL)
+        series_record2(l->holds, hold);
+}
+
+static void before_release(Lock *l, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    if (UNLIKELY(l->permits != NULL)) {
+        long n = nargs + (kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames)) == 1 && PyLong_Check(args[0]) ? PyLong_AsLong(args[0]) : 1;
+        PyErr_Clear();
+        while (n-- > 0 && l->permit_count > 0)
+            permit_release(l);
+        return;
+    }
     if (l->holder == 0 || l->holder != PyThread_get_thread_ident())
         return;
     if (l->depth > 0)
         l->depth--;
     else
-        hold_end(l);
+        hold_end(l, rec_now(l->rec) - l->since);
 }
 
 /* --- contended acquire --- */
@@ -96,9 +132,14 @@ static Wait wait_begin(Lock *l) {
     if (l->holder == 0) { /* whoever has it has not got the GIL back yet, and will be the next hold */
         w.sequence++;
         w.site = -1;
-    } else if (l->site < 0 && w.start - l->last_peek >= PEEK_EVERY_NS) {
-        l->last_peek = w.start;
-        w.site = l->site = site_of_thread(l->rec, l->name, l->holder, l->stage);
+    } else if (l->site < 0) {
+        if (w.start - l->last_peek >= PEEK_EVERY_NS) {
+            l->last_peek = w.start;
+            l->site = site_of_thread(l->rec, l->name, l->holder, l->stage);
+        }
+        if (l->site < 0)
+            l->site = site_find(l->rec, l->name, str_unknown, l->stage != NULL ? l->stage->name : NULL);
+        w.site = l->site;
     }
     return w;
 }
@@ -109,12 +150,8 @@ static void wait_end(Lock *l, const Wait *w) {
     int root = w->site;
     if (l->recent[w->sequence % RECENT_HOLDS].sequence == w->sequence)
         root = l->recent[w->sequence % RECENT_HOLDS].root;
-    if (root < 0 || root >= rec->site_count) {
-        PyObject *unknown = PyUnicode_FromString("unknown");
-        root = unknown == NULL ? -1 : site_find(rec, l->name, unknown, NULL);
-        Py_XDECREF(unknown);
-        PyErr_Clear();
-    }
+    if (root < 0)
+        root = site_find(rec, l->name, str_unknown, NULL);
     if (root >= 0)
         site_blame(rec, root, now - w->start, 0);
     Request *r = request_current(rec);
@@ -182,7 +219,7 @@ static PyObject *lock_acquire(PyObject *self, PyObject *const *args, Py_ssize_t 
 }
 
 static PyObject *release_with(Lock *l, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    before_release(l);
+    before_release(l, args, nargs, kwnames);
     PyObject *result = PyObject_Vectorcall(l->release, args, (size_t)nargs, kwnames);
     if (UNLIKELY(l->plain && l->holder != 0) && result != NULL && PyThread_get_thread_ident() != l->holder)
         l->holder = 0; /* handed over: released by another thread than the holder */
@@ -228,7 +265,7 @@ static int hold_suspend(Lock *l) {
     if (l->holder == 0 || l->holder != PyThread_get_thread_ident())
         return -1;
     int depth = l->depth;
-    hold_end(l);
+    hold_end(l, rec_now(l->rec) - l->since);
     return depth;
 }
 
@@ -368,6 +405,7 @@ static void lock_dealloc(PyObject *self) {
     Py_XDECREF(l->acquire);
     Py_XDECREF(l->release);
     Py_XDECREF(l->rec);
+    PyMem_RawFree(l->permits);
     PyObject_GC_Del(self);
 }
 
@@ -416,8 +454,12 @@ PyObject *lock_new(Recorder *rec, PyObject *name, PyObject *wrapped) {
         return NULL;
     PyObject *acquire = PyObject_GetAttr(wrapped, str_acquire), *release = PyObject_GetAttr(wrapped, str_release), *text = NULL;
     Lock *l = NULL;
-    if (acquire == NULL || release == NULL)
-        goto failed;
+    if (acquire == NULL || release == NULL) { /* no lock: nothing to instrument */
+        PyErr_Clear();
+        Py_XDECREF(acquire);
+        Py_XDECREF(release);
+        return Py_NewRef(wrapped);
+    }
     if (acquires_asynchronously(acquire)) {
         Py_DECREF(acquire);
         Py_DECREF(release);
@@ -439,6 +481,8 @@ PyObject *lock_new(Recorder *rec, PyObject *name, PyObject *wrapped) {
     l->plain = (char)is_plain_lock(wrapped);
     l->counted = (char)PyObject_HasAttr(wrapped, str__is_owned);
     l->site = l->waited_root = -1;
+    if (!l->counted && (PyObject_HasAttr(wrapped, str__value) || PyObject_HasAttr(wrapped, str_counter)))
+        l->permits = PyMem_RawCalloc(PERMITS, sizeof *l->permits);
     PyObject_GC_Track(l);
     return (PyObject *)l;
 failed:

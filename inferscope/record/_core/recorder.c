@@ -24,12 +24,15 @@ void record_interval(Recorder *rec, const Def *def, Request *r, int64_t start, i
         series_record2(def->series, end - start);
     if (r == NULL || def->column < 0)
         return;
-    if (r->open) {
-        request_interval(r, def->column, start, end, flags, aux);
-    } else {
+    if (!r->open) {
         rec->late_spans++;
         r->class_->late_spans++;
+        return;
     }
+    if (start < r->root.start)
+        start = r->root.start;
+    if (end >= start)
+        request_interval(r, def->column, start, end, flags, aux);
 }
 
 static int64_t as_int64(PyObject *value, int *ok) {
@@ -74,7 +77,7 @@ static PyObject *recorder_interval(PyObject *self, PyObject *const *args, Py_ssi
     record_interval(rec, def, NULL, start, end, 0, 0); /* the series keeps the true duration */
     if (r != NULL && def->column >= 0) {
         const Def only_column = {.kind = def->kind, .name = def->name, .series = NULL, .column = def->column};
-        int64_t now = r->open ? rec_now(rec) : end;
+        int64_t now = rec_now(rec); /* what lies in the future cannot be part of the request yet */
         record_interval(rec, &only_column, r, start, end < now ? end : now, (int)flags, aux);
     }
     Py_XDECREF((PyObject *)r);
@@ -171,7 +174,7 @@ static PyObject *recorder_after_fork(PyObject *self, PyObject *unused) {
     PyErr_Clear();
     Py_XDECREF(token);
     retained_clear(rec);
-    sites_clear(rec);
+    sites_zero(rec);
     for (int i = 0; i < rec->series_count; i++) {
         memset(rec->series[i]->counts, 0, (size_t)rec->series[i]->counts_len * sizeof(int64_t));
         rec->series[i]->sum = rec->series[i]->clamped = 0;
@@ -206,6 +209,34 @@ static PyObject *recorder_blame(PyObject *self, PyObject *const *args, Py_ssize_
     Py_RETURN_NONE;
 }
 
+/* Name of the innermost stage that a request is in, or None. */
+static PyObject *recorder_stage_of(PyObject *self, PyObject *request) {
+    (void)self;
+    const Def *def = Py_IS_TYPE(request, &Request_Type) && ((Request *)request)->open ? ((Request *)request)->top->def : NULL;
+    return Py_NewRef(def != NULL ? def->name : Py_None);
+}
+
+/* _record_values(kind, name, int64 buffer) -> ns it took: durations that were measured elsewhere, in bulk and into the series only. */
+static PyObject *recorder_record_values(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    Recorder *rec = (Recorder *)self;
+    Py_buffer view;
+    if (nargs != 3) {
+        PyErr_SetString(PyExc_TypeError, "_record_values() takes kind, name and a buffer of int64");
+        return NULL;
+    }
+    Def *def = registry_def(rec, args[0], args[1]);
+    if (def == NULL || def->series == NULL)
+        return PyErr_NoMemory();
+    if (PyObject_GetBuffer(args[2], &view, PyBUF_C_CONTIGUOUS) < 0)
+        return NULL;
+    int64_t start = clock_system();
+    for (Py_ssize_t i = 0; i < view.len / (Py_ssize_t)sizeof(int64_t); i++)
+        series_record2(def->series, ((const int64_t *)view.buf)[i]);
+    int64_t took = clock_system() - start;
+    PyBuffer_Release(&view);
+    return PyLong_FromLongLong(took);
+}
+
 static PyMethodDef recorder_methods[] = {
     {"stage", recorder_stage, METH_O, "stage($self, name, /)\n--\n\nTime a region: `with recorder.stage(name):` or `@recorder.stage(name)`."},
     {"request", (PyCFunction)(void (*)(void))recorder_request, METH_FASTCALL | METH_KEYWORDS,
@@ -220,6 +251,9 @@ static PyMethodDef recorder_methods[] = {
     {"set_hooks", (PyCFunction)(void (*)(void))recorder_set_hooks, METH_VARARGS | METH_KEYWORDS,
      "set_hooks($self, /, *, on_start=None, on_enter=None, on_exit=None, on_finish=None)\n--\n\nReplace all four hooks."},
     {"after_fork", recorder_after_fork, METH_NOARGS, "after_fork($self, /)\n--\n\nDrop everything counted or open; call in the child."},
+    {"_stage_of", recorder_stage_of, METH_O, "_stage_of($self, request, /)\n--\n\nInnermost stage of a request."},
+    {"_record_values", (PyCFunction)(void (*)(void))recorder_record_values, METH_FASTCALL,
+     "_record_values($self, kind, name, values, /)\n--\n\nRecord an int64 buffer in a series; returns the ns it took."},
     {"_site", (PyCFunction)(void (*)(void))recorder_site, METH_FASTCALL, "_site($self, lock, site, stage, /)\n--\n\nId of a lock site."},
     {"_blame", (PyCFunction)(void (*)(void))recorder_blame, METH_FASTCALL,
      "_blame($self, site_id, wait_ns, hold_ns, /)\n--\n\nCharge a wait to a site; a negative wait only updates its longest hold."},
@@ -331,9 +365,7 @@ static void recorder_dealloc(PyObject *self) {
     if (rec->retained != NULL)
         retained_clear(rec);
     PyMem_RawFree(rec->retained);
-    sites_clear(rec);
-    PyMem_RawFree(rec->sites);
-    PyMem_RawFree(rec->site_ids);
+    sites_free(rec);
     registry_free(rec);
     Py_CLEAR(rec->var);
     Py_TYPE(self)->tp_free(self);

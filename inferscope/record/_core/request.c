@@ -199,13 +199,9 @@ void request_begin(Request *r, int caller_known) {
 
 /* --- intervals --- */
 
-/* Places a measured interval under the innermost open frame that covers its start. `end` is not in the future. */
+/* Places a measured interval, which lies inside the open request, under the innermost open frame that covers its start. */
 void request_interval(Request *r, int column, int64_t start, int64_t end, int flags, int64_t aux) {
     Frame *f = r->top, *above = NULL;
-    if (start < r->root.start)
-        start = r->root.start;
-    if (end < start)
-        return;
     for (; f != &r->root && f->start > start; f = f->prev)
         above = f;
     if (start < f->last_end || (above != NULL && above->start < end))
