@@ -35,7 +35,8 @@ _SILENT: Final = ("IsCapturing", "LastError", "GetDevice", "GetAttribute")
 """Runtime calls that may stand between a copy and the synchronise that belongs to it."""
 
 
-class Operator(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Operator:
     """Time in one operator or runtime call, without its children."""
 
     name: str
@@ -43,7 +44,8 @@ class Operator(NamedTuple):
     self_ms: float
 
 
-class Transfer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Transfer:
     """Copies of one kind on the device's time line."""
 
     direction: str

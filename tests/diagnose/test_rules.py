@@ -72,10 +72,31 @@ def test_acquittal_carries_its_interval_and_the_mean_profile(findings):
 def test_pinned_copies_get_no_pageable_advice(service, document):
     pinned = copy.deepcopy(document)
     pinned["copies"][0]["pageable"] = 0
-    assert "H2D_SYNC_PAGEABLE" not in diagnosed(service, pinned)
+    found = diagnosed(service, pinned)
+    assert "H2D_SYNC_PAGEABLE" not in found
+    assert found["COPY_WAIT"].where == "score (serve.py:20)"
     unknown = copy.deepcopy(document)
     unknown["copies"] = []
     assert "H2D_SYNC_PAGEABLE" not in diagnosed(service, unknown)
+
+
+def test_many_small_copies_are_packed(service, document):
+    small = copy.deepcopy(document)
+    n = small["classes"][0]["count"]
+    small["copies"][0].update(count=12 * n, bytes=12 * n * 2048, sync=12 * n, pageable=12 * n)
+    finding = diagnosed(service, small)["MANY_SMALL_COPIES"]
+    assert values(finding)["copies a request"] == 12.0
+    assert values(finding)["mean size of a copy"] == 2.0
+    assert finding.severity == "medium"
+    assert "MANY_SMALL_COPIES" not in diagnosed(service, document)
+
+
+def test_waiting_for_the_interpreter_is_told_by_elimination(service, document):
+    held = copy.deepcopy(document)
+    held["columns"][5] = ["cpu", "gil"]
+    finding = diagnosed(service, held)["GIL_CONTENTION"]
+    assert (finding.severity, finding.confidence) == ("high", "medium")
+    assert values(finding)["Python threads"] == 9
 
 
 def test_lock_without_a_seen_holder_is_less_certain(service, document):
@@ -157,6 +178,8 @@ def test_queueing_behind_stalled_workers_names_what_occupied_them(service):
     finding = next(finding for finding in incident.findings if finding.id == "QUEUEING")
     assert "mostly by copy:h2d: a consequence" in finding.claim
     assert finding.fix.startswith("Fix copy:h2d first")
+    assert [f.id for f in incident.findings][:2] == ["H2D_SYNC_PAGEABLE", "QUEUEING"]
+    assert finding.severity == "medium"
     assert values(finding)["workers' time in copy:h2d during these waits"] > 50
     assert finding.share == pytest.approx(0.33, abs=0.05)
 
@@ -191,4 +214,4 @@ def test_run_queue_delay_is_preemption(service, document):
 
 
 def test_rules_are_registered_once():
-    assert len(set(ALL)) == len(ALL) == 8
+    assert len(set(ALL)) == len(ALL) == 11

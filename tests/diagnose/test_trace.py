@@ -100,7 +100,7 @@ def test_device_busy_is_the_union(tmp_path):
     found = read_trace(write(tmp_path / "t.json", events))
     assert found.device_busy == pytest.approx(0.7)
     assert found.device_events == 3
-    assert found.transfers[0][:2] == ("DtoH", "pinned")
+    assert (found.transfers[0].direction, found.transfers[0].memory) == ("DtoH", "pinned")
 
 
 def test_operators_join_the_innermost_stage_of_their_thread(tmp_path):
@@ -182,8 +182,8 @@ def test_memory_is_far_below_the_file(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found.events == 12_000
-    assert peak < 8 << 20
-    assert path.stat().st_size > 10 << 20
+    assert peak < 6 << 20
+    assert path.stat().st_size > 9_000_000
 
 
 ORACLES = {
@@ -234,7 +234,7 @@ def test_real_traces(name):
     found, expected = read_trace(path), ORACLES[name]
     assert found.synchronous_copies == expected["pairs"]
     assert 100 * found.device_busy == pytest.approx(expected["busy"], abs=0.06)
-    assert expected["copy"] in [row[:4] for row in found.transfers]
+    assert expected["copy"] in [(row.direction, row.memory, row.copies, row.bytes) for row in found.transfers]
     assert (expected["wait"]) in [(row.name, row.calls, round(row.self_ms, 3)) for row in found.synchronisations]
 
 

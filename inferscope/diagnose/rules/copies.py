@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from inferscope.diagnose.findings import Context
     from inferscope.types import Share
 
-__all__ = ["synchronous_copies"]
+__all__ = ["small_copies", "synchronous_copies", "waiting_copies"]
 
+_MANY: Final = 8
+_SMALL_BYTES: Final = 64 << 10
+_SMALL_SHARE: Final = 0.05
 _MOST: Final = 0.5
 """A site counts as pageable, or synchronous, when most of its copies are."""
 
@@ -23,17 +26,85 @@ _MOST: Final = 0.5
 def synchronous_copies(context: Context) -> Iterable[Finding]:
     """H2D_SYNC_PAGEABLE and D2H_SYNC_PAGEABLE: the host waits for copies from memory that the device cannot read directly."""
     for share in context.shares("copy"):
-        sites = [site for site in context.horizon.copies if f"copy:{site.name}" == share.name and site.count]
+        sites = _of(context, share)
         blocking = [site for site in sites if min(site.sync, site.pageable) >= _MOST * site.count]
         if blocking:
             yield _finding(context, share, blocking)
 
 
+def waiting_copies(context: Context) -> Iterable[Finding]:
+    """COPY_WAIT: copies own the excess and block, though their memory is pinned; what they wait for is not known from here."""
+    for share in context.shares("copy"):
+        sites = _of(context, share)
+        blocking = [site for site in sites if site.sync >= _MOST * site.count and site.pageable < _MOST * site.count]
+        if blocking and len(blocking) == len(sites):
+            top = max(blocking, key=lambda site: site.wall_ns)
+            severity, confidence = grade(context, share, confidence="medium")
+            yield Finding(
+                id="COPY_WAIT",
+                class_="communication",
+                severity=severity,
+                confidence=confidence,
+                where=top.site,
+                claim=f"Requests wait {share.tail_ms:.1f} ms for {share.name}, from pinned memory: for the transfer, or for work queued before it.",
+                evidence=(share_evidence(share), *_counts(blocking)),
+                share=share.share,
+                what_if_p99_ms=context.plan.p99_ms(share.name),
+                refute_by="Copy on a stream of its own on one replica: if the wait stays, the transfer itself is slow.",
+                fix=f"Pass non_blocking=True at {top.site}, copy on a side stream, and wait for an event only where the data is read.",
+                rollback="Return to the blocking copy: one line, no state.",
+            )
+
+
+def small_copies(context: Context) -> Iterable[Finding]:
+    """MANY_SMALL_COPIES: at least 8 copies a request from one line, of less than 64 KiB each."""
+    requests = context.horizon.count
+    for share in context.shares("copy", _SMALL_SHARE):
+        for site in _of(context, share):
+            each = site.bytes / site.count
+            if site.count < _MANY * requests or each >= _SMALL_BYTES:
+                continue
+            severity, _ = grade(context, share, _SMALL_SHARE)
+            yield Finding(
+                id="MANY_SMALL_COPIES",
+                class_="communication",
+                severity="medium" if severity == "high" else severity,
+                confidence="medium",
+                where=site.site,
+                claim=f"Each request makes {site.count / requests:.0f} copies of {each / 1024:.1f} KiB at {site.site}.",
+                evidence=(
+                    share_evidence(share),
+                    Evidence("copies a request", round(site.count / requests, 1), "copies"),
+                    Evidence("mean size of a copy", round(each / 1024, 2), "KiB"),
+                    Evidence("time in them, a request", round(site.wall_ns / requests / 1e6, 3), "ms"),
+                ),
+                share=share.share,
+                what_if_p99_ms=context.plan.p99_ms(share.name),
+                refute_by="Pack them on one replica: if the copies' time stays, bytes and not calls cost it.",
+                fix="Pack the tensors into one staging buffer, copy once, and split by view on the other side.",
+                rollback="Return to separate copies.",
+            )
+
+
+def _of(context: Context, share: Share) -> list[CopySite]:
+    return [site for site in context.horizon.copies if f"copy:{site.name}" == share.name and site.count]
+
+
+def _counts(sites: Sequence[CopySite]) -> tuple[Evidence, ...]:
+    count = sum(site.count for site in sites)
+    top = max(sites, key=lambda site: site.wall_ns)
+    return (
+        Evidence("copies that blocked the host", f"{sum(site.sync for site in sites)} of {count}", "copies"),
+        Evidence("copies from pageable memory", f"{sum(site.pageable for site in sites)} of {count}", "copies"),
+        Evidence("mean size of a copy", round(sum(site.bytes for site in sites) / count / 1024, 1), "KiB"),
+        Evidence("mean time of a copy", round(sum(site.wall_ns for site in sites) / count / 1e6, 3), "ms"),
+        Evidence("call site", top.site, ""),
+    )
+
+
 def _finding(context: Context, share: Share, sites: Sequence[CopySite]) -> Finding:
     direction = share.name.partition(":")[2]
     top = max(sites, key=lambda site: site.wall_ns)
-    count, blocked = sum(site.count for site in sites), sum(site.wall_ns for site in sites)
-    each_ms, kib = blocked / count / 1e6, sum(site.bytes for site in sites) / count / 1024
     severity, confidence = grade(context, share)
     to_host = direction.lower().startswith("d2h")
     return Finding(
@@ -45,11 +116,7 @@ def _finding(context: Context, share: Share, sites: Sequence[CopySite]) -> Findi
         claim=f"Requests block on {direction} copies of pageable memory: {share.tail_ms:.1f} ms of a slow request, {share.body_ms:.2f} ms of an ordinary one.",
         evidence=(
             share_evidence(share),
-            Evidence("copies that blocked the host", f"{sum(site.sync for site in sites)} of {count}", "copies"),
-            Evidence("copies from pageable memory", f"{sum(site.pageable for site in sites)} of {count}", "copies"),
-            Evidence("mean size of a copy", round(kib, 1), "KiB"),
-            Evidence("mean time of a copy", round(each_ms, 3), "ms"),
-            Evidence("call site", top.site, ""),
+            *_counts(sites),
             *_pairs(context),
         ),
         share=share.share,
