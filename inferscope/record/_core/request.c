@@ -67,9 +67,22 @@ static int cpu_wanted(const Recorder *rec, Class *c) {
     return rec->cpu_mode == CPU_ON;
 }
 
+/* Whether a request that is not around this one is open on this thread; so many open ones that looking is dear count as yes. */
+static int thread_is_shared(const Request *r) {
+    int looked = 0;
+    for (const Request *q = r->rec->open_head; q != NULL; q = q->open_next) {
+        const Request *outer = r->outer;
+        while (outer != NULL && outer != q)
+            outer = outer->outer;
+        if ((outer == NULL && q->tid == r->tid) || ++looked > 64)
+            return 1;
+    }
+    return 0;
+}
+
 static void cpu_begin(Request *r, int caller_known) {
     r->cpu_measured = 0;
-    if (cpu_wanted(r->rec, r->class_) && caller_known >= 0 && (caller_known > 0 || !caller_may_suspend())) {
+    if (cpu_wanted(r->rec, r->class_) && caller_known >= 0 && (caller_known > 0 || !caller_may_suspend()) && !thread_is_shared(r)) {
         r->cpu_measured = 1;
         thread_switches(&r->nvcsw, &r->nivcsw);
         r->cpu_begin = thread_cpu_ns();
