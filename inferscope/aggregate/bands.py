@@ -65,7 +65,7 @@ def bands_of(wall_ns: IntArray, edges_ns: Sequence[int] = ()) -> IntArray:
     bits = np.frexp(np.maximum(values, 1024).astype(np.float64))[1].astype(np.int64)
     base = np.minimum((bits - 11) * 8 + ((values >> (bits - 4)) & 7), BASE_BANDS - 1)
     base = np.where(values < 1024, 0, base)
-    rows: IntArray = base.copy()
+    rows: IntArray = np.array(base)
     for position, edge in enumerate(edges_ns):
         rows = np.where((values > edge) & (base == _base_of(edge)), BASE_BANDS + position, rows)
     return rows
@@ -148,5 +148,5 @@ def body(sums: BandSums, between: tuple[float, float] = BODY) -> tuple[float, Fl
     ends = np.cumsum(sums.counts, dtype=np.float64)
     starts = ends - sums.counts
     low, high = between[0] * total, between[1] * total
-    shares = np.clip(np.minimum(ends, high) - np.maximum(starts, low), 0.0, None) / np.maximum(sums.counts, 1)
+    shares = np.maximum(np.minimum(ends, high) - np.maximum(starts, low), 0.0) / np.maximum(sums.counts, 1)
     return float((shares * sums.counts).sum()), shares @ sums.sums.astype(np.float64)

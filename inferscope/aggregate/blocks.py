@@ -7,6 +7,7 @@ so that precision in time is spent where the question is asked: at the onset, wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -182,6 +183,6 @@ def coarsen(blocks: list[_B], limit_bytes: int, now_ns: int) -> None:
         now_ns: What age counts from.
     """
     while len(blocks) > 2 and sum(block.nbytes for block in blocks) > limit_bytes:
-        costs = [(b.end_ns - a.start_ns) / (now_ns - b.end_ns + 1_000_000_000) for a, b in zip(blocks, blocks[1:], strict=False)]
+        costs = [(b.end_ns - a.start_ns) / (now_ns - b.end_ns + 1_000_000_000) for a, b in pairwise(blocks)]
         place = costs.index(min(costs))
         blocks[place : place + 2] = [blocks[place].join(blocks[place + 1])]

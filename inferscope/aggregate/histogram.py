@@ -103,7 +103,7 @@ def index_of(value_ns: int, within: Layout) -> int:
 
 def indices_of(values_ns: IntArray, within: Layout) -> IntArray:
     """`index_of` for an array of values, shape (n,)."""
-    values = np.clip(np.asarray(values_ns, dtype=np.int64), 0, HIGHEST_NS)
+    values = np.minimum(np.maximum(np.asarray(values_ns, dtype=np.int64), 0), HIGHEST_NS)
     half, unit = within.half_magnitude, within.unit_magnitude
     mask = ((2 << half) - 1) << unit
     # frexp's exponent is the bit length: exact, because 60 s in ns has far fewer than 53 bits
@@ -129,8 +129,8 @@ def _values(within: Layout, size: int) -> _Values:
     half, unit = within.half_magnitude, within.unit_magnitude
     bucket = np.maximum((index >> half) - 1, 0)
     sub = np.where(index < (1 << half), index, (index & ((1 << half) - 1)) + (1 << half))
-    lowest = sub << (bucket + unit)
-    width = np.left_shift(np.int64(1), bucket + unit)
+    width: IntArray = np.ones(size, np.int64) << (bucket + unit)
+    lowest: IntArray = sub * width
     return _Values(lowest, lowest + (width >> 1), lowest + width - 1)
 
 

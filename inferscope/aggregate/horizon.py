@@ -71,7 +71,7 @@ class _Seconds:
         if self.used == len(self.head):
             if self.used >= 2 * self.limit:
                 keep = self.used - self.limit
-                self.head[: self.limit], self.sums[: self.limit] = self.head[keep:].copy(), self.sums[keep:].copy()
+                self.head[: self.limit], self.sums[: self.limit] = np.array(self.head[keep:]), np.array(self.sums[keep:])
                 self.head[self.limit :], self.sums[self.limit :] = 0, 0
                 self.used = self.limit
             else:
@@ -310,7 +310,7 @@ class Horizon:
             window.end_ns,
             _stack([sparse_of(held.counts, id_ << _KEY_BITS) for id_, held in active]),
             np.array([id_ for id_, _ in active], np.uint16),
-            np.array([(held.count, held.sum_ns) for _, held in active], np.int64).reshape(-1, 2),
+            np.reshape(np.array([(held.count, held.sum_ns) for _, held in active], np.int64), (-1, 2)),
             self._sites,
         )
         self._open = block if self._open is None else self._open.join(block)

@@ -111,7 +111,7 @@ class _Series:
         self.count, self.sum_ns, self.clamped = count, sum_ns, clamped
 
     def cumulative(self) -> Distribution:
-        return self._distribution(self.total.copy(), self.count, self.sum_ns, self.clamped)
+        return self._distribution(np.array(self.total), self.count, self.sum_ns, self.clamped)
 
     def _distribution(self, counts: IntArray, count: int, sum_ns: int, clamped: int) -> Distribution:
         return Distribution(self.kind, self.labels, self.digits, self.lowest_ns, counts, count, sum_ns, clamped)
@@ -136,7 +136,7 @@ class _Class:
         ids = np.frombuffer(ids_, np.int32).astype(np.int64)
         counts = np.frombuffer(counts_, np.int64)
         width = len(sums_) // 8 // len(ids) if len(ids) else 0
-        sums = np.frombuffer(sums_, np.int64).reshape(len(ids), width)
+        sums = np.reshape(np.frombuffer(sums_, np.int64), (len(ids), width))
         if width > self.band_sums.shape[1]:
             self.band_sums = np.pad(self.band_sums, ((0, 0), (0, width - self.band_sums.shape[1])))
         grown = counts - self.band_counts[ids]
@@ -282,10 +282,11 @@ class Aggregator:
     def _drain(self, rest: Callable[[], object]) -> tuple[RequestRecord, ...]:
         keys = [held.key for held in self._classes]
         records: list[RequestRecord] = []
-        found, self._waiting = [*self._waiting, *self._recorder.drain()], []
+        found: list[tuple[Any, ...]] = [*self._waiting, *self._recorder.drain()]
+        self._waiting = []
         for position, retained in enumerate(found):
             if retained[1] < len(keys):
-                records.append(decode(retained, keys[retained[1]]))
+                records.append(decode(retained, keys[int(retained[1])]))
             else:
                 self._waiting.append(retained)  # its class was met after this tick began
             if position % 32 == 31:

@@ -131,10 +131,15 @@ def test_records_carry_vectors_that_sum_to_their_wall_time(clock):
     recorder = Recorder(clock=clock)
     recorder.set_edges("score", [20_000_000])
     aggregator = Aggregator(recorder, clock)
-    with pytest.raises(KeyError), recorder.request("score", size=7.0, items=3):
+
+    @recorder.request("score", size=7.0, items=3)
+    def fail():
         with recorder.stage("forward"):
             clock.now += 30_000_000
         raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     (record,) = aggregator.tick().records
     assert sum(record.vector) == record.wall_ns == 30_000_000
     assert (record.key.request, record.size, record.items, record.error) == ("score", 7.0, 3, "KeyError")
