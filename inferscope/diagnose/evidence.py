@@ -72,7 +72,7 @@ class SlowRequest:
 
 @dataclass(frozen=True, slots=True)
 class CopySite:
-    """Host-to-device or device-to-host copies from one line of code; totals of the horizon."""
+    """Host-to-device or device-to-host copies from one line of code; running totals of the process."""
 
     name: str
     site: str
@@ -110,6 +110,8 @@ class Horizon:
     slowest: tuple[SlowRequest, ...]
     locks: tuple[LockSite, ...]
     copies: tuple[CopySite, ...]
+    copied: Mapping[str, int]
+    """Copies within the horizon by name."""
     gc: tuple[tuple[int, int, int, int], ...]
     """(generation, count, total_ns, longest_ns)."""
     device_busy: float | None

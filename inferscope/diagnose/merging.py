@@ -60,6 +60,7 @@ class _Merge:
         self.slowest: list[SlowRequest] = []
         self.locks: list[LockSite] = []
         self.copies: dict[tuple[str, str], list[int]] = {}
+        self.copied: dict[str, int] = {}
         self.gc: dict[int, list[int]] = {}
         self.classes = 0
         self.seconds: list[float] = []
@@ -128,9 +129,13 @@ class _Merge:
                 )
             )
         for copy in document.get("copies") or ():
-            held = self.copies.setdefault((str(copy["name"]), str(copy["site"])), [0] * 5)
+            held = self.copies.setdefault((str(copy["name"]), str(copy["site"] or "unknown")), [0] * 5)
             for position, name in enumerate(("count", "bytes", "wall_ns", "sync", "pageable")):
                 held[position] += int(copy[name])
+        for series in document.get("series") or ():
+            if series["kind"] == "copy" and series["labels"]:
+                name = str(series["labels"][0])
+                self.copied[name] = self.copied.get(name, 0) + int(series["count"])
         for pause in document.get("gc") or ():
             row = self.gc.setdefault(int(pause["generation"]), [0, 0, 0])
             row[0] += int(pause["count"])
@@ -173,6 +178,7 @@ class _Merge:
             slowest=tuple(sorted(self.slowest, key=lambda record: -record.wall_ns)),
             locks=tuple(self.locks),
             copies=tuple(CopySite(name, site, *numbers) for (name, site), numbers in self.copies.items()),
+            copied=self.copied,
             gc=tuple((generation, row[0], row[1], row[2]) for generation, row in sorted(self.gc.items())),
             device_busy=_busy(documents),
             status=documents[0].get("status") or {},

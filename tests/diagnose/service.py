@@ -220,7 +220,7 @@ def _record(requests: Requests, vectors: np.ndarray, i: int) -> dict[str, Any]:
     start = int(requests.start[i])
     spans, cursor = [], start
     for column in range(2, vectors.shape[1]):
-        spans.append([column, cursor, cursor + int(vectors[i, column]), -1, 7, 0, 0])
+        spans.append([column, cursor, cursor + int(vectors[i, column]), -1, 7, 3 if column == 3 else 0, 0])
         cursor += int(vectors[i, column])
     return {
         "id": i,

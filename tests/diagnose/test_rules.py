@@ -50,6 +50,7 @@ def test_copy_finding_says_what_was_measured(findings, requests):
     n = len(requests.wall)
     assert found["copies that blocked the host"] == found["copies from pageable memory"] == f"{n} of {n}"
     assert found["mean size of a copy"] == 256.0
+    assert found["copy time of the slowest requests that blocked on pageable memory"] == 100.0
     assert finding.evidence[0].ci[0] < 100 * finding.share < finding.evidence[0].ci[1]
 
 
@@ -83,7 +84,9 @@ def test_pinned_copies_get_no_pageable_advice(service, document):
 def test_many_small_copies_are_packed(service, document):
     small = copy.deepcopy(document)
     n = small["classes"][0]["count"]
-    small["copies"][0].update(count=12 * n, bytes=12 * n * 2048, sync=12 * n, pageable=12 * n)
+    small["copies"][0].update(count=900, bytes=900 * 2048, sync=900, pageable=900)
+    small["copies"].append({**small["copies"][0], "site": "other (serve.py:9)", "count": 300, "sync": 300, "bytes": 300 << 20})
+    small["series"] = [{"kind": "copy", "labels": ["h2d"], "count": 16 * n, "sum_ns": 1, "p50_ns": 1, "p99_ns": 1, "max_ns": 1}]
     finding = diagnosed(service, small)["MANY_SMALL_COPIES"]
     assert values(finding)["copies a request"] == 12.0
     assert values(finding)["mean size of a copy"] == 2.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from inferscope.diagnose.findings import grade, share_evidence
-from inferscope.types import Evidence, Finding
+from inferscope.types import Evidence, Finding, SpanFlag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,11 +58,14 @@ def waiting_copies(context: Context) -> Iterable[Finding]:
 
 def small_copies(context: Context) -> Iterable[Finding]:
     """MANY_SMALL_COPIES: at least 8 copies a request from one line, of less than 64 KiB each."""
-    requests = context.horizon.count
     for share in context.shares("copy", _SMALL_SHARE):
-        for site in _of(context, share):
+        sites = _of(context, share)
+        total = sum(site.count for site in sites)
+        for site in sites:
+            # how many there were is known by name, which line made them as a part of the process's total
+            often = context.horizon.copied.get(site.name, 0) / context.horizon.count * site.count / total
             each = site.bytes / site.count
-            if site.count < _MANY * requests or each >= _SMALL_BYTES:
+            if often < _MANY or each >= _SMALL_BYTES:
                 continue
             severity, _ = grade(context, share, _SMALL_SHARE)
             yield Finding(
@@ -71,12 +74,12 @@ def small_copies(context: Context) -> Iterable[Finding]:
                 severity="medium" if severity == "high" else severity,
                 confidence="medium",
                 where=site.site,
-                claim=f"Each request makes {site.count / requests:.0f} copies of {each / 1024:.1f} KiB at {site.site}.",
+                claim=f"Each request makes {often:.0f} copies of {each / 1024:.1f} KiB at {site.site}.",
                 evidence=(
                     share_evidence(share),
-                    Evidence("copies a request", round(site.count / requests, 1), "copies"),
+                    Evidence("copies a request", round(often, 1), "copies"),
                     Evidence("mean size of a copy", round(each / 1024, 2), "KiB"),
-                    Evidence("time in them, a request", round(site.wall_ns / requests / 1e6, 3), "ms"),
+                    Evidence("mean time of a copy", round(site.wall_ns / site.count / 1e6, 3), "ms"),
                 ),
                 share=share.share,
                 what_if_p99_ms=context.plan.p99_ms(share.name),
@@ -117,6 +120,7 @@ def _finding(context: Context, share: Share, sites: Sequence[CopySite]) -> Findi
         evidence=(
             share_evidence(share),
             *_counts(sites),
+            *_slowest(context, share),
             *_pairs(context),
         ),
         share=share.share,
@@ -137,6 +141,17 @@ def _fix(*, to_host: bool) -> str:
         "Allocate the staging buffer once with pin_memory=True, copy with non_blocking=True on a side stream, "
         "and keep the source alive until the copy's event is done."
     )
+
+
+def _slowest(context: Context, share: Share) -> Iterable[Evidence]:
+    """How much of the slowest requests' copy time was synchronous and pageable, by the flags of the very copies."""
+    column = context.horizon.labels.index(share.name)
+    spans = [span for record in context.horizon.slowest for span in record.spans if span.column == column]
+    total = sum(span.end_ns - span.start_ns for span in spans)
+    if total > 0:
+        both = SpanFlag.SYNC | SpanFlag.PAGEABLE
+        held = sum(span.end_ns - span.start_ns for span in spans if span.flags & both == both)
+        yield Evidence("copy time of the slowest requests that blocked on pageable memory", round(100 * held / total, 1), "%")
 
 
 def _pairs(context: Context) -> Iterable[Evidence]:
