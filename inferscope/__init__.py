@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from inferscope.errors import InferscopeError
-from inferscope.record.core import default as _recorder
+from inferscope.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from inferscope.api import (
@@ -31,9 +31,13 @@ if TYPE_CHECKING:
     )
     from inferscope.capture.budget import CaptureBudget
     from inferscope.detect.slo import SLO
+    from inferscope.record.core import default as _recorder
     from inferscope.types import Incident, Snapshot
 
-__version__ = "0.1.0"
+    request = _recorder.request
+    stage = _recorder.stage
+    lock = _recorder.lock
+    attach = _recorder.attach
 
 __all__ = [  # noqa: RUF022  (grouped by purpose)
     "configure",
@@ -58,11 +62,7 @@ __all__ = [  # noqa: RUF022  (grouped by purpose)
 ]
 
 # The hot path is bound methods of the process's recorder: no lookup and no wrapper lies between a call and the core.
-request = _recorder.request
-stage = _recorder.stage
-lock = _recorder.lock
-attach = _recorder.attach
-
+_HOT = frozenset({"attach", "lock", "request", "stage"})
 _ELSEWHERE = {
     "SLO": "inferscope.detect.slo",
     "CaptureBudget": "inferscope.capture.budget",
@@ -76,7 +76,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'inferscope' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "inferscope.api")), name)
+    if name in _HOT:
+        value = getattr(importlib.import_module("inferscope.record.core").default, name)
+    else:
+        value = getattr(importlib.import_module(_ELSEWHERE.get(name, "inferscope.api")), name)
     globals()[name] = value
     return value
 

@@ -93,7 +93,7 @@ def configure(
     Raises:
         ConfigurationError: A keyword has an unusable value, or two objectives share a name. Nothing was changed then.
     """
-    keywords = {name: value for name, value in locals().items()}
+    keywords = dict(locals())
     global _runtime  # noqa: PLW0603  (one runtime a process is the contract of this module)
     loaded = settings.load(keywords)
     if core.IMPLEMENTATION == "disabled":
@@ -123,7 +123,7 @@ def _running() -> Runtime | None:
 
 def shutdown(timeout_s: float = 1.0) -> None:
     """Send what is pending, stop our threads and give the slot back, within `timeout_s` seconds (default 1). Requests go on unmeasured."""
-    global _runtime  # noqa: PLW0603  (see configure)
+    global _runtime
     with _lock:
         running, _runtime = _runtime, None
     if running is not None:
@@ -200,7 +200,7 @@ def capture_now(*, reason: str, requests: int = 8) -> str:
     """
     from inferscope.errors import CaptureRefusedError, ConfigurationError
 
-    if not 1 <= requests <= 64:  # noqa: PLR2004  (the range that the docstring states)
+    if not 1 <= requests <= 64:
         raise ConfigurationError("requests", requests, "an integer from 1 to 64")
     running = _running()
     if running is None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from typing_extensions import Self
+
 __all__ = ["Guard", "counts", "disabled", "failed", "guard", "is_off", "log_once", "reset", "strict"]
 
 logger = logging.getLogger("inferscope")
@@ -89,7 +91,7 @@ class Guard:
         self.component = component
         self.ok = True
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> Self:
         """Nothing to set up."""
         return self
 

@@ -8,6 +8,7 @@ torch does not pay for it. `instrument` followed by `uninstrument` is the identi
 from __future__ import annotations
 
 import abc
+import functools
 import importlib.metadata
 import sys
 import threading
@@ -104,7 +105,7 @@ class Registry:
         if entry.state == "active":
             return
         target = entry.integration.target
-        if not target or target in sys.modules and not getattr(getattr(sys.modules[target], "__spec__", None), "_initializing", False):
+        if not target or (target in sys.modules and not getattr(getattr(sys.modules[target], "__spec__", None), "_initializing", False)):
             self._patch(entry)
             return
         entry.state = "waiting"
@@ -112,9 +113,9 @@ class Registry:
             entry.hooked = True
             import wrapt
 
-            wrapt.register_post_import_hook(lambda _module, entry=entry: self._imported(entry), target)
+            wrapt.register_post_import_hook(functools.partial(self._imported, entry), target)
 
-    def _imported(self, entry: _Entry) -> None:
+    def _imported(self, entry: _Entry, _module: object) -> None:
         with self._lock:
             if entry.state == "waiting":
                 self._patch(entry)
@@ -174,9 +175,7 @@ def recorder() -> Any:
     return core.default
 
 
-def record_copy(
-    direction: str, nbytes: int, start_ns: int, end_ns: int, *, sync: bool, pageable: bool, site: str | None = None
-) -> None:
+def record_copy(direction: str, nbytes: int, start_ns: int, end_ns: int, *, sync: bool, pageable: bool, site: str | None = None) -> None:
     """Tell of one copy between host and device that blocked the calling thread from `start_ns` to `end_ns`.
 
     Args:

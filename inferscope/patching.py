@@ -7,7 +7,7 @@ while our wrapper is still on top. When somebody patched over us the wrapper sta
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,8 @@ class Patch:
     def __init__(self, owner: Any, name: str) -> None:
         self.owner = owner
         self.name = name
-        self.stored: Any = vars(owner).get(name, _MISSING)
+        own = cast("dict[str, Any]", vars(owner))
+        self.stored: Any = own.get(name, _MISSING)
         self.original: Any = getattr(owner, name)
         self.wrapper: Any = None
         self.active = True
@@ -37,7 +38,8 @@ class Patch:
     def undo(self) -> bool:
         """Restore the original if our wrapper is still in place; returns whether it was."""
         self.active = False
-        if vars(self.owner).get(self.name, _MISSING) is not self.wrapper:
+        own = cast("dict[str, Any]", vars(self.owner))
+        if own.get(self.name, _MISSING) is not self.wrapper:
             return False
         if self.stored is _MISSING:
             delattr(self.owner, self.name)

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from inferscope import __version__, guard, integration, pod
+from inferscope import guard, integration, pod
 from inferscope.aggregate import snapshot as snapshots
 from inferscope.aggregate.histogram import percentiles
 from inferscope.aggregate.horizon import Horizon
@@ -21,6 +21,7 @@ from inferscope.errors import CaptureRefusedError, ConfigurationError
 from inferscope.export import ExportBatch, Exporter, Objective, breach_event, capture_event, incident_event, request_totals
 from inferscope.host import process
 from inferscope.host.gc import GcPauses
+from inferscope.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable

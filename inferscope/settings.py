@@ -10,7 +10,7 @@ import os
 import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from inferscope import guard
 from inferscope.errors import ConfigurationError
@@ -119,11 +119,11 @@ def parse_slo(value: Any) -> tuple[Any, ...]:
     """Objectives from any source: `SLO` values, mappings, or text such as `score:p99_ms=20,min_requests=100; rank:p95_ms=5`."""
     if isinstance(value, str):
         return tuple(_parse_one_slo(part) for part in value.split(";") if part.strip())
-    items = value if isinstance(value, (list, tuple)) else (value,)
+    items = tuple(cast("list[Any]", value)) if isinstance(value, (list, tuple)) else (value,)
     for item in items:
         if not (isinstance(item, dict) or hasattr(item, "threshold_ns")):
             raise TypeError(item)
-    return tuple(items)
+    return items
 
 
 def _parse_one_slo(text: str) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _read(key: str, value: Any, source: str) -> Any:
         return parse(value)
     except ConfigurationError:
         raise
-    except Exception as error:  # noqa: BLE001  (whatever a parser makes of a foreign value, the user gets one kind of error)
+    except Exception as error:
         raise ConfigurationError(source, value, f"expected {accepted}") from error
 
 
@@ -243,7 +243,7 @@ def _file_table(environ: Mapping[str, str], directory: Path | None, problems: li
                 table = table.get("tool", {}).get("inferscope", {})
             if table:
                 return _checked(table, path, problems), path.name
-    except Exception as error:  # noqa: BLE001  (an unreadable or malformed file must not stop the service)
+    except Exception as error:
         if guard.strict():
             raise ConfigurationError("settings file", str(error), "a TOML file") from error
         problems.append(f"the settings file cannot be read ({type(error).__name__}); it is ignored")
@@ -274,14 +274,17 @@ def _state_dir(asked: Path | None, environ: Mapping[str, str], problems: list[st
     """The first directory that can be made and written; None means memory only."""
     candidates = [asked] if asked is not None else []
     if asked is None:
-        home = environ.get("XDG_STATE_HOME") or (os.path.join(environ["HOME"], ".local", "state") if environ.get("HOME") else "")
-        candidates += [Path(home) / "inferscope"] if home else []
+        home = environ.get("HOME")
+        base = environ.get("XDG_STATE_HOME") or (Path(home) / ".local" / "state" if home else None)
+        candidates += [Path(base) / "inferscope"] if base else []
         candidates.append(Path(environ.get("TMPDIR") or "/tmp") / f"inferscope-{os.getuid() if hasattr(os, 'getuid') else 0}")  # noqa: S108
     for path in candidates:
         if _writable(path, ours_only=asked is None):
             return path
     tried = " or ".join(str(path) for path in candidates)
-    line = f"state_dir {tried} cannot be written; evidence stays in memory, OTLP still works; set INFERSCOPE_STATE_DIR to a writable directory"
+    line = (
+        f"state_dir {tried} cannot be written; evidence stays in memory, OTLP still works; set INFERSCOPE_STATE_DIR to a writable directory"
+    )
     if asked is not None and guard.strict():
         raise ConfigurationError("state_dir", str(asked), "a directory that this user can write")
     problems.append(line)

@@ -19,7 +19,21 @@ from inferscope.host.process import cpu_quota
 __all__ = ["digest", "fingerprint"]
 
 _DISTRIBUTIONS: Final = ("inferscope-sdk", "torch", "numpy", "tritonclient", "onnxruntime", "starlette", "uvicorn", "opentelemetry-sdk")
-_RELEVANT: Final = ("CUDA_", "GOMP_", "INFERSCOPE_", "KMP_", "MALLOC_", "MKL_", "NCCL_", "OMP_", "OPENBLAS_", "OTEL_", "PYTHON", "PYTORCH_", "TORCH")
+_RELEVANT: Final = (
+    "CUDA_",
+    "GOMP_",
+    "INFERSCOPE_",
+    "KMP_",
+    "MALLOC_",
+    "MKL_",
+    "NCCL_",
+    "OMP_",
+    "OPENBLAS_",
+    "OTEL_",
+    "PYTHON",
+    "PYTORCH_",
+    "TORCH",
+)
 
 
 def _cpu_model() -> str | None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from inferscope.errors import InferscopeError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
+
+    from typing_extensions import Self
 
 __all__ = ["Service", "ServiceError", "free_port", "get", "post"]
 
@@ -65,7 +67,7 @@ def _call(port: int, method: str, path: str, body: bytes | None, timeout_s: floa
 
 @dataclass
 class Service:
-    """A server process; use it in a with-block.
+    """A server process; call `start` inside a with-block.
 
     Args:
         command: What to run.
@@ -84,11 +86,20 @@ class Service:
     log: Path
     start_s: float = 120.0
     health: str = "/healthz"
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
 
-    def __enter__(self) -> Service:
-        """Start it and wait until it answers."""
+    def __enter__(self) -> Self:
+        """The process ends with the block; `start` begins it."""
+        return self
+
+    def start(self) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            ServiceError: It ended, or did not answer in time.
+        """
         with self.log.open("wb") as output:
-            self._process: subprocess.Popen[bytes] = subprocess.Popen(
+            self._process = subprocess.Popen(
                 list(self.command), env={**os.environ, **self.environ}, cwd=self.directory, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -97,28 +108,24 @@ class Service:
         except BaseException:
             self.stop()
             raise
-        return self
 
     def _wait(self) -> None:
         deadline = time.monotonic() + self.start_s
         while time.monotonic() < deadline:
             self.check()
             with contextlib.suppress(OSError):
-                if get(self.port, self.health, 2.0)[0] == 200:  # noqa: PLR2004  (HTTP OK)
+                if get(self.port, self.health, 2.0)[0] == 200:
                     return
             time.sleep(0.05)
-        raise ServiceError(f"the service did not answer {self.health} on port {self.port} within {self.start_s:g} s; its log: {self.tail()}")
+        raise ServiceError(
+            f"the service did not answer {self.health} on port {self.port} within {self.start_s:g} s; its log: {self.tail()}"
+        )
 
     def check(self) -> None:
         """Raise ServiceError when the process has ended."""
-        status = self._process.poll()
+        status = self._process.poll() if self._process is not None else None
         if status is not None:
             raise ServiceError(f"the service ended with status {status}; the end of its log: {self.tail()}")
-
-    @property
-    def pid(self) -> int:
-        """Of the process that was started."""
-        return self._process.pid
 
     def tail(self, lines: int = 3) -> str:
         """The last lines of its log."""
@@ -141,7 +148,9 @@ class Service:
             time.sleep(step_s)
 
     def stop(self, timeout_s: float = 10.0) -> int | None:
-        """End it in good order (SIGTERM), by force after `timeout_s`; returns its status."""
+        """End it in good order (SIGTERM), by force after `timeout_s`; returns its status, None when it was never started."""
+        if self._process is None:
+            return None
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
             try:
@@ -152,8 +161,9 @@ class Service:
         return self._process.returncode
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Stop it."""

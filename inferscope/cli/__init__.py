@@ -66,9 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"inferscope.cli.{options.verb}")
     own = _Parser(prog=f"inferscope {options.verb}", description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     module.arguments(own)
-    own.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="write the same as data: to stdout, or to FILE when one is named"
-    )
+    own.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write the same as data: to stdout, or to FILE when one is named")
     try:
         return int(module.run(own.parse_args(options.rest)))
     except InferscopeError as error:

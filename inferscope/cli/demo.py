@@ -52,14 +52,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=_positive, default=60.0, help="of load on each variant (default 60)")
     parser.add_argument("--rate", type=_positive, default=RATE, help=f"requests a second, Poisson arrivals (default {RATE:g})")
     parser.add_argument("--variant", choices=("slow", "fixed", "both"), default="both", help="which service (default both)")
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="cpu is a bandwidth-limited stand-in (default auto)")
+    parser.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="cpu is a bandwidth-limited stand-in (default auto)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of arrivals, training and planted causes (default 0)")
     parser.add_argument("--port", type=int, help="where the service listens on 127.0.0.1 (default a free port)")
 
 
 def _positive(text: str) -> float:
     value = float(text)
-    if not 0 < value < 100_000:  # noqa: PLR2004  (a day of load, or more requests than one machine makes, is a typing error)
+    if not 0 < value < 100_000:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number below 100000")
     return value
 
@@ -81,14 +83,16 @@ def run(options: argparse.Namespace) -> int:
     if missing:
         raise InferscopeError(f"the demo needs {', '.join(missing)}; 'make demo' in a checkout installs it")
     if not (ROOT / "examples" / "risk_scoring").is_dir():
-        raise InferscopeError("the demo's service lies in the repository's examples/, which is not installed; run 'make demo' in a checkout")
+        raise InferscopeError(
+            "the demo's service lies in the repository's examples/, which is not installed; run 'make demo' in a checkout"
+        )
     variants = ["slow", "fixed"] if options.variant == "both" else [options.variant]
     quiet = options.json == "-"
     runs = [_measure(options, variant, Progress(quiet=quiet)) for variant in variants]
     values = {each.variant: _value(each) for each in runs}
     result = dict(values[variants[0]])
     text = "\n".join(_text(each) for each in runs)
-    if len(runs) == 2:  # noqa: PLR2004  (slow and fixed)
+    if len(runs) == 2:
         result["variants"] = values
         result["comparison"] = _comparison(*runs)
         text += "\n" + _comparison_text(result["comparison"])
@@ -114,9 +118,9 @@ def _measure(options: argparse.Namespace, variant: str, progress: Progress) -> _
         command = [sys.executable, "-m", f"{EXAMPLE}.{variant}", "--port", str(port), "--device", options.device]
         command += ["--seed", str(options.seed), "--cache", str(state / "demo")]
         service = Service(command, port, environ, ROOT, scratch / "service.log")
-        with progress.part(f"{variant}: starting the service (the model is trained at the first run)"):
-            service.__enter__()
         with service:
+            with progress.part(f"{variant}: starting the service (the model is trained at the first run)"):
+                service.start()
             answers = [json.loads(post(port, "/score", body)[1]) for body in bodies[:_PROBES]]
             with progress.part(f"{variant}: {options.rate:g} requests/s for {options.seconds:g} s", options.seconds):
                 load_result = _drive(service, options, port, scratch)
@@ -147,9 +151,9 @@ def _diagnosed(state: Path, known: set[Path]) -> Incident | None:
 
 def _bodies(scratch: Path, seed: int) -> list[bytes]:
     """Applicants of the data set's ranges, one JSON object a line."""
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311  (applicants, not secrets)
     rows = [
-        {"student": draw.random() < 0.3, "balance": round(draw.uniform(0, 2600), 2), "income": round(draw.uniform(800, 70000), 2)}  # noqa: PLR2004
+        {"student": draw.random() < 0.3, "balance": round(draw.uniform(0, 2600), 2), "income": round(draw.uniform(800, 70000), 2)}
         for _ in range(512)
     ]
     lines = [json.dumps(row).encode() for row in rows]
@@ -187,16 +191,17 @@ def _value(each: _Run) -> dict[str, Any]:
         "rate_rps": summary["rate"],
         "share_over_objective": each.load.share_over(OBJECTIVE_MS),
     }
+    value: dict[str, Any]
     if each.incident is not None:
         value = document.to_json(each.incident)
     else:
         latency = {name: summary["latency_ms"][name] for name in ("p50", "p95", "p99", "p999")}
-        known = latency["p99"] is not None and latency["p50"] is not None
+        p50, p99 = latency["p50"], latency["p99"]
         value = {
             "slo": {"name": "score", "request": "score", "quantile": 0.99, "threshold_ms": OBJECTIVE_MS, "broken": _broken(each)},
             "verdict": f"no breach was detected; the client's P99 from the intended start is {_ms(latency['p99'])}",
             "latency_ms": latency, "requests": summary["requests"], "errors": client["errors"], "throughput_rps": summary["rate"],
-            "jitter_ms": latency["p99"] - latency["p50"] if known else None, "device_busy": None,
+            "jitter_ms": None if p50 is None or p99 is None else p99 - p50, "device_busy": None,
             "attribution": [], "what_if": [], "findings": [], "captures": [], "incident": None,
         }  # fmt: skip
     shares = sorted(each.truth["shares"].items(), key=lambda item: -item[1])
@@ -208,7 +213,7 @@ def _value(each: _Run) -> dict[str, Any]:
 
 def _broken(each: _Run) -> bool:
     over = each.load.share_over(OBJECTIVE_MS)
-    return over is not None and over > 0.01  # noqa: PLR2004  (1 - 0.99)
+    return over is not None and over > 0.01
 
 
 def _ms(value: float | None) -> str:
@@ -232,7 +237,7 @@ def _truth_text(each: _Run) -> str:
     found = {share.name: share for share in each.incident.attribution} if each.incident is not None else {}
     lines = ["Truth (the example's own account of the same requests)"]
     for name, share in sorted(each.truth["shares"].items(), key=lambda item: -item[1]):
-        if abs(share) >= 0.005 or name in found:  # noqa: PLR2004  (rounds to 0 %)
+        if abs(share) >= 0.005 or name in found:
             said = f"{100 * found[name].share:6.1f} %" if name in found else "     n/a"
             lines.append(f"  {name:<18} truth {100 * share:6.1f} %   inferscope {said}")
     return "\n".join(lines)
@@ -270,7 +275,7 @@ def _comparison_text(value: dict[str, Any]) -> str:
 
 def _problems(each: _Run) -> list[str]:
     """Why this run did not show what the demo is there to show."""
-    found = []
+    found: list[str] = []
     if each.variant == "slow" and each.incident is None:
         found.append("the slow variant gave no diagnosed incident; was the load long enough? Try --seconds 60")
     if each.variant == "fixed" and each.incident is not None:

@@ -30,7 +30,11 @@ def arguments(_parser: argparse.ArgumentParser) -> None:
 
 
 def _core() -> Row:
-    return ("core", "ok" if core.IMPLEMENTATION == "native" else "note", f"{core.IMPLEMENTATION}{': ' + core.REASON if core.REASON else ''}")
+    return (
+        "core",
+        "ok" if core.IMPLEMENTATION == "native" else "note",
+        f"{core.IMPLEMENTATION}{': ' + core.REASON if core.REASON else ''}",
+    )
 
 
 def _state(loaded: settings.Settings) -> Row:
@@ -54,7 +58,13 @@ def _otlp(loaded: settings.Settings) -> list[Row]:
     rows: list[Row] = []
     for signal in ("metrics", "logs"):
         target = resolve(signal, endpoint=loaded.endpoint, protocol=loaded.protocol, headers=loaded.headers)
-        rows.append((f"OTLP {signal}", "ok", f"{target.endpoint} over {target.protocol}" if target else "no endpoint: kept locally, nothing is sent"))
+        rows.append(
+            (
+                f"OTLP {signal}",
+                "ok",
+                f"{target.endpoint} over {target.protocol}" if target else "no endpoint: kept locally, nothing is sent",
+            )
+        )
     return rows
 
 

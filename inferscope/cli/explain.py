@@ -45,7 +45,9 @@ def _trace_text(path: Path, trace: TraceSummary) -> str:
 
 def _operator(operator: Any) -> str:
     values = dataclasses.asdict(operator)
-    return f"{values.pop('name')}: " + ", ".join(f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items())
+    return f"{values.pop('name')}: " + ", ".join(
+        f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
+    )
 
 
 def run(options: argparse.Namespace) -> int:

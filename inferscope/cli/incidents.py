@@ -45,9 +45,11 @@ def run(options: argparse.Namespace) -> int:
     """List them."""
     paths = list_incidents(state_dir(options))
     rows = [row for row in map(_row, paths) if options.service in {None, row["service"]}][: options.limit]
-    lines = []
+    lines: list[str] = []
     for row in rows:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["detected_unix_ns"] / 1e9)) if "detected_unix_ns" in row else "n/a"
-        lines.append(f"{row['id']}  {when}  {row['service']}/{row['slot']}  P99 {milliseconds(row['p99_ms'])}  {row['state']}\n  {row['verdict']}")
+        lines.append(
+            f"{row['id']}  {when}  {row['service']}/{row['slot']}  P99 {milliseconds(row['p99_ms'])}  {row['state']}\n  {row['verdict']}"
+        )
     emit(options, {"incidents": rows}, "\n".join(lines) if lines else "no incidents")
     return 0

@@ -43,7 +43,9 @@ def terminal() -> tuple[int, bool]:
 
 def state_argument(parser: argparse.ArgumentParser) -> None:
     """`--state-dir`, for verbs that read what services wrote."""
-    parser.add_argument("--state-dir", metavar="DIR", help="where evidence lies (default: INFERSCOPE_STATE_DIR, else the user's state directory)")
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="where evidence lies (default: INFERSCOPE_STATE_DIR, else the user's state directory)"
+    )
 
 
 def state_dir(options: argparse.Namespace) -> Path:

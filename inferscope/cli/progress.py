@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 __all__ = ["Progress"]
 
@@ -26,7 +26,7 @@ class Progress:
         self._tty = sys.stderr.isatty()
 
     @contextmanager
-    def part(self, label: str, seconds: float | None = None) -> Iterator[None]:
+    def part(self, label: str, seconds: float | None = None) -> Generator[None]:
         """Show `label` while the block runs; with `seconds`, the bar fills over that time."""
         if self._quiet:
             yield
@@ -39,7 +39,7 @@ class Progress:
         yield from self._bar(label, seconds)
 
     @staticmethod
-    def _bar(label: str, seconds: float | None) -> Iterator[None]:
+    def _bar(label: str, seconds: float | None) -> Generator[None]:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar

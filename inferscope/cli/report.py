@@ -29,7 +29,9 @@ def run(options: argparse.Namespace) -> int:
     """Render it; 2 when the objective is broken."""
     incident = load(find_incident(options))
     value = document.to_json(incident)
-    rendered = present(incident) if options.format == "text" else importlib.import_module(f"inferscope.report.{options.format}").render(incident)
+    rendered = (
+        present(incident) if options.format == "text" else importlib.import_module(f"inferscope.report.{options.format}").render(incident)
+    )
     if options.output:
         try:
             Path(options.output).write_text(rendered, encoding="utf-8")

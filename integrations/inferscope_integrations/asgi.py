@@ -28,7 +28,7 @@ def _route_name(app: Any, scope: MutableMapping[str, Any]) -> str:
     """The template of the route that will serve `scope`; one name for all that match none, so that scanners make no series."""
     for route in app.router.routes:
         match, _ = route.matches(scope)
-        if match.value == 2:  # noqa: PLR2004  (starlette.routing.Match.FULL)
+        if match.value == 2:
             template = getattr(route, "path_format", None) or getattr(route, "path", "") or ""
             return template.strip("/") or "root"
     return _UNMATCHED

@@ -32,7 +32,7 @@ def direction(source_on_host: bool, result_on_host: bool) -> str | None:  # noqa
 
 
 def _site(depth: int) -> str:
-    frame = sys._getframe(depth)
+    frame = sys._getframe(depth)  # pyright: ignore[reportPrivateUsage]  (the only cheap way to the caller's line)
     code = frame.f_code
     return f"{code.co_name} ({code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno})"
 
@@ -42,7 +42,7 @@ def _report(host_side: Any, way: str, nbytes: int, began: int, ended: int, *, no
         pageable = not host_side.is_pinned()
         # A copy from or to pageable memory is staged and waits, whatever non_blocking says.
         record_copy(way, nbytes, began, ended, sync=not non_blocking or pageable, pageable=pageable, site=_site(3))
-    except Exception:  # noqa: BLE001, S110  (the copy itself has succeeded; a lost record must not turn it into an error)
+    except Exception:  # noqa: BLE001  (the copy itself has succeeded; a lost record must not turn it into an error)
         pass
 
 

@@ -27,7 +27,12 @@ _names: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 def _remember(name: str, module: Any) -> None:
     """Name the forward of one module: `forward:NAME`; filled into the slot that `inferscope.watch` calls."""
-    _names[id(module)] = (weakref.ref(module, lambda _ref, key=id(module): _names.pop(key, None)), f"{FORWARD}:{name}")
+    key = id(module)
+
+    def forget(_gone: weakref.ref[Any]) -> None:
+        _names.pop(key, None)
+
+    _names[key] = (weakref.ref(module, forget), f"{FORWARD}:{name}")
 
 
 def _stage_name(module: Any) -> str:

@@ -32,7 +32,16 @@ def test_pyproject_table_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("otlp_scale", 9), ("otlp_scale", True), ("warmup_s", -1), ("trigger", "p99"), ("service", ""), ("nonsense", 1), ("slo", 3), ("protocol", "udp")],
+    [
+        ("otlp_scale", 9),
+        ("otlp_scale", True),
+        ("warmup_s", -1),
+        ("trigger", "p99"),
+        ("service", ""),
+        ("nonsense", 1),
+        ("slo", 3),
+        ("protocol", "udp"),
+    ],
 )
 def test_a_bad_keyword_raises_with_key_value_and_accepted_form(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -41,7 +50,9 @@ def test_a_bad_keyword_raises_with_key_value_and_accepted_form(tmp_path: Path, k
     assert repr(value) in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "value"), [("INFERSCOPE_OTLP_SCALE", "nine"), ("INFERSCOPE_ENABLED", "maybe"), ("INFERSCOPE_SLO", "score")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("INFERSCOPE_OTLP_SCALE", "nine"), ("INFERSCOPE_ENABLED", "maybe"), ("INFERSCOPE_SLO", "score")]
+)
 def test_a_bad_environment_costs_one_line_and_the_default(tmp_path: Path, name: str, value: str) -> None:
     loaded = settings.load({}, environ={name: value, "INFERSCOPE_STATE_DIR": str(tmp_path)}, directory=tmp_path)
     assert loaded.otlp_scale == 5
@@ -85,7 +96,11 @@ def test_no_home_and_no_temporary_directory_mean_memory_only(tmp_path: Path) -> 
 
 
 def test_otel_names_are_taken_when_ours_are_not_given(tmp_path: Path) -> None:
-    environ = {"OTEL_SERVICE_NAME": "otel", "OTEL_RESOURCE_ATTRIBUTES": "service.version=1.2,k8s.pod.name=x", "INFERSCOPE_STATE_DIR": str(tmp_path)}
+    environ = {
+        "OTEL_SERVICE_NAME": "otel",
+        "OTEL_RESOURCE_ATTRIBUTES": "service.version=1.2,k8s.pod.name=x",
+        "INFERSCOPE_STATE_DIR": str(tmp_path),
+    }
     loaded = settings.load({}, environ=environ, directory=tmp_path)
     assert (loaded.service, loaded.version) == ("otel", "1.2")
 
