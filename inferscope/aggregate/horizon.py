@@ -21,7 +21,7 @@ from inferscope.clock import NS_PER_S, unix_offset_ns
 from inferscope.types import BAND_COUNT, ClassKey, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from inferscope.types import ClassWindow, Column, Distribution, IntArray, LockSite, RequestRecord, Window
 
@@ -111,7 +111,15 @@ class _History:
         held = sum(block.nbytes for block in self.blocks) + (self.open.nbytes if self.open else 0)
         return held + self.reservoir.nbytes
 
-    def add(self, window: ClassWindow, start_ns: int, end_ns: int, records: Sequence[RequestRecord], horizon_ns: int) -> None:
+    def add(
+        self,
+        window: ClassWindow,
+        start_ns: int,
+        end_ns: int,
+        records: Sequence[RequestRecord],
+        horizon_ns: int,
+        breathe: Callable[[], object] | None,
+    ) -> None:
         if window.count or len(window.bands.bands):
             packed = pack_bands(window.bands)
             block = ClassBlock(
@@ -129,7 +137,7 @@ class _History:
             count = int(window.bands.counts.sum())
             tail = bands_.tail(window.bands, self.edges_ns) if self.edges_ns else (0, np.zeros(0, np.int64))
             self.seconds.add(start_ns, NS_PER_S * 19 // 20, count, *tail)  # a tick may come a little early
-        self.reservoir.add(records, window.bands, end_ns)
+        self.reservoir.add(records, window.bands, end_ns, breathe)
         self._exemplars(records, end_ns - horizon_ns)
         if self.open is not None and end_ns - self.open.start_ns >= BLOCK_NS * 99 // 100:
             self.blocks.append(self.open)
@@ -238,12 +246,13 @@ class Horizon:
         """The latest requests of a class above its first edge, oldest first."""
         return tuple(self._classes[key].breaching) if key in self._classes else ()
 
-    def add(self, window: Window, lock_sites: Sequence[LockSite] = ()) -> None:
+    def add(self, window: Window, lock_sites: Sequence[LockSite] = (), breathe: Callable[[], object] | None = None) -> None:
         """Take one tick.
 
         Args:
             window: What the aggregator saw; nothing of it is kept by reference but the records.
             lock_sites: The recorder's running totals at the end of the window.
+            breathe: Called between slices of work; see `Aggregator.tick`.
         """
         self._columns = window.columns
         self._counters = window.counters
@@ -256,7 +265,9 @@ class Horizon:
             history = self._classes.get(held.key)
             if history is None or history.edges_ns != held.edges_ns:  # with other edges, rows 216 and up mean something else
                 history = self._classes[held.key] = _History(held, self._seconds, self._slowest, self._breaching, self._seed)
-            history.add(held, window.start_ns, window.end_ns, records.get(held.key, ()), self._horizon_ns)
+            history.add(held, window.start_ns, window.end_ns, records.get(held.key, ()), self._horizon_ns, breathe)
+            if breathe is not None:
+                breathe()
         self._add_series(window, lock_sites)
 
     def evidence(

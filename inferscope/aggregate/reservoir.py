@@ -17,7 +17,7 @@ from inferscope.aggregate.bands import BASE_BANDS, bounds_ns
 from inferscope.types import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,6 +28,7 @@ __all__ = ["Reservoir"]
 _NARROW_NS: Final = 1 << 32
 _FIRST_ROWS: Final = 8
 _COLUMN_STEP: Final = 4
+_SLICE: Final = 40
 
 
 class _Band:
@@ -121,13 +122,14 @@ class Reservoir:
     def __len__(self) -> int:
         return sum(band.used for band in self._bands.values())
 
-    def add(self, records: Iterable[RequestRecord], sums: BandSums, now_ns: int) -> None:
+    def add(self, records: Iterable[RequestRecord], sums: BandSums, now_ns: int, breathe: Callable[[], object] | None = None) -> None:
         """Take the requests of one window.
 
         Args:
             records: Retained requests of this class; those kept only for being the slowest, and profiled ones, are passed over.
             sums: The window's band sums, which say how many requests the records stand for.
             now_ns: End of the window.
+            breathe: Called between slices of work; see `Aggregator.tick`.
         """
         found: dict[int, list[RequestRecord]] = {}
         for record in records:
@@ -135,11 +137,16 @@ class Reservoir:
                 found.setdefault(record.band, []).append(record)
         for band, count in zip(sums.bands.tolist(), sums.counts.tolist(), strict=True):
             self._pending[band] = self._pending.get(band, 0) + count
+        done = 0
         for band, kept in found.items():
             # requests of earlier windows that left no record in this band are stood for by these
             weight = max(self._pending.pop(band, 0) / len(kept), 1.0)
             for record in kept:
                 self._insert(band, record, weight)
+            done += len(kept)
+            if breathe is not None and done >= _SLICE:
+                done = 0
+                breathe()
         self._expire(now_ns)
         while self.nbytes > self._limit_bytes and self.per_band > 1:
             self._shrink()

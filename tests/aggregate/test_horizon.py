@@ -257,3 +257,13 @@ def test_blocks_are_joined_oldest_first_and_lose_nothing():
     assert lengths[0] > lengths[-1] == 10 * S
     assert [one.start_ns for one in blocks[1:]] == [one.end_ns for one in blocks[:-1]]
     assert len(add_sparse([]).keys) == 0
+
+
+def test_work_is_done_in_slices():
+    traffic = simulate(3, 6)
+    recorder = ArrayRecorder(COLUMNS)
+    aggregator, horizon, rests = Aggregator(recorder), Horizon(), []
+    recorder.feed(traffic.start_ns, traffic.wall_ns, traffic.vectors)
+    window = aggregator.tick()
+    horizon.add(window, breathe=lambda: rests.append(1))
+    assert len(rests) >= len(window.records) // 200

@@ -10,7 +10,7 @@ from simulator.service import COLUMNS, simulate
 
 from inferscope.aggregate import Aggregator
 from inferscope.aggregate.window import decode
-from inferscope.record.fallback import Recorder
+from inferscope.record import core, fallback
 from inferscope.types import ClassKey, Column, Reason
 
 S = 1_000_000_000
@@ -27,6 +27,11 @@ def clock():
     return Clock()
 
 
+@pytest.fixture(params=sorted({core.Recorder, fallback.Recorder}, key=lambda kind: kind.__module__), ids=lambda kind: kind.__module__)
+def recorder(request, clock):
+    return request.param(clock=clock)
+
+
 def run(recorder, clock, milliseconds, *, stage="forward", lock_ms=0):
     with recorder.request("score"):
         clock.now += 1_000_000
@@ -35,8 +40,7 @@ def run(recorder, clock, milliseconds, *, stage="forward", lock_ms=0):
         clock.now += lock_ms * 1_000_000
 
 
-def test_a_window_is_the_difference_of_two_ticks(clock):
-    recorder = Recorder(clock=clock)
+def test_a_window_is_the_difference_of_two_ticks(recorder, clock):
     recorder.set_edges("score", [20_000_000])
     aggregator = Aggregator(recorder, clock)
     for _ in range(5):
@@ -62,8 +66,7 @@ def test_a_window_is_the_difference_of_two_ticks(clock):
     assert not any(held.kind == "request" for held in second.series)
 
 
-def test_running_totals_are_copies_and_include_requests(clock):
-    recorder = Recorder(clock=clock)
+def test_running_totals_are_copies_and_include_requests(recorder, clock):
     aggregator = Aggregator(recorder, clock)
     run(recorder, clock, 4)
     aggregator.tick()
@@ -76,8 +79,7 @@ def test_running_totals_are_copies_and_include_requests(clock):
     assert aggregator.totals()[0].wall_ns == 10_000_000
 
 
-def test_new_series_columns_and_edges_appear_while_running(clock):
-    recorder = Recorder(clock=clock)
+def test_new_series_columns_and_edges_appear_while_running(recorder, clock):
     aggregator = Aggregator(recorder, clock)
     run(recorder, clock, 4)
     aggregator.tick()
@@ -92,8 +94,7 @@ def test_new_series_columns_and_edges_appear_while_running(clock):
     assert late.bands.sums.shape[1] == len(window.columns)
 
 
-def test_a_recorder_emptied_after_a_fork_starts_again_from_zero(clock):
-    recorder = Recorder(clock=clock)
+def test_a_recorder_emptied_after_a_fork_starts_again_from_zero(recorder, clock):
     aggregator = Aggregator(recorder, clock)
     for _ in range(9):
         run(recorder, clock, 4)
@@ -114,8 +115,7 @@ def test_a_recorder_emptied_after_a_fork_starts_again_from_zero(clock):
     assert aggregator.tick().classes[0].count == 1
 
 
-def test_profiled_requests_are_counted_and_stay_out_of_latency_and_bands(clock):
-    recorder = Recorder(clock=clock)
+def test_profiled_requests_are_counted_and_stay_out_of_latency_and_bands(recorder, clock):
     aggregator = Aggregator(recorder, clock)
     with recorder.request("score") as request:
         request.profiled = True
@@ -127,8 +127,7 @@ def test_profiled_requests_are_counted_and_stay_out_of_latency_and_bands(clock):
     assert [record.profiled for record in window.records].count(True) == 1
 
 
-def test_records_carry_vectors_that_sum_to_their_wall_time(clock):
-    recorder = Recorder(clock=clock)
+def test_records_carry_vectors_that_sum_to_their_wall_time(recorder, clock):
     recorder.set_edges("score", [20_000_000])
     aggregator = Aggregator(recorder, clock)
 
