@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, final
 
 from typing_extensions import Buffer, Self
 
@@ -10,7 +10,7 @@ __all__ = ["InstrumentedLock", "Recorder", "Request", "Span", "noop"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_Error = type[BaseException] | BaseException | str | bool | None
+_Error: TypeAlias = type[BaseException] | BaseException | str | bool | None
 
 @final
 class Span:

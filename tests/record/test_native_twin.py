@@ -80,7 +80,10 @@ class Program:
         if len(self.requests) < 3:
             started = self.clock.now - 5_000 if self.random.random() < 0.3 else None
             request = self.recorder.request(
-                self.random.choice(("score", "rank")), items=self.random.randrange(1, 5), cls=self.random.choice((None, "gold")), started_ns=started
+                self.random.choice(("score", "rank")),
+                items=self.random.randrange(1, 5),
+                cls=self.random.choice((None, "gold")),
+                started_ns=started,
             )
             self.requests.append(request.__enter__())
 
@@ -137,7 +140,7 @@ def picture(program: Program) -> dict[str, Any]:
 
 @pytest.mark.parametrize("orderly", [True, False])
 @pytest.mark.parametrize("seed", range(60))
-def test_same_numbers(seed: int, orderly: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_same_numbers(seed: int, orderly: bool) -> None:
     ours = picture(Program(native.Recorder, seed, orderly=orderly).run())
     theirs = picture(Program(fallback.Recorder, seed, orderly=orderly).run())
     for part, value in theirs.items():
