@@ -154,21 +154,23 @@ def session_refusal(torch: Any) -> str | None:
 
 
 def arm_refusal(directory: Path, *, age_ns: int, ttl_ns: int, free_memory_bytes: int) -> str | None:
-    """The first reason not to arm for an incident in `directory` whose breach was detected `age_ns` ago; None when there is none."""
+    """The first reason not to arm for an incident in `directory` whose breach was detected `age_ns` ago; None when there is none.
+
+    A profiler of the application does not keep an incident from being armed: it may end any moment, and each session asks again.
+    """
     torch = session.loaded_torch()
     checks: tuple[tuple[str, Callable[[], bool]], ...] = (
         ("torch_not_imported", lambda: torch is None),
         ("torch_not_usable", lambda: not hasattr(torch.autograd.profiler.profile, "_prepare_trace") if torch is not None else True),
+        ("poisoned", lambda: bool(session.poisoned())),
+        ("finalizing", sys.is_finalizing),
         ("kineto_daemon", lambda: bool(os.environ.get("KINETO_USE_DAEMON"))),
         ("greenlets", greenlets),
         ("breach_expired", lambda: age_ns > ttl_ns),
         ("disk_low", lambda: disk_low(directory)),
         ("memory_low", lambda: memory_low(free_memory_bytes)),
     )
-    for reason, holds in checks:
-        if holds():
-            return reason
-    return session_refusal(torch)
+    return next((reason for reason, holds in checks if holds()), None)
 
 
 class ProfilerGate:

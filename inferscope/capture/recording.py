@@ -141,6 +141,32 @@ class Recording:
         self.machine.move(State.DISABLED)
         self._quiet()
 
+    def warm_up(self) -> str | None:
+        """Initialise CUPTI with an empty session on this thread, away from requests and before any graph is captured.
+
+        Without it no session opens once CUDA is in use. Takes up to seconds the first time.
+
+        Returns:
+            None when sessions may now record the device, else why not, in words.
+        """
+        torch = session.loaded_torch()
+        if torch is None or not torch.cuda.is_initialized():
+            return "CUDA is not in use"
+        if guards.injected():
+            return "another tool owns CUPTI"
+        held = session.lock
+        if not held.acquire(blocking=False):
+            return guards.REASONS["busy"]
+        try:
+            reason = "user_profiler" if self.gate.occupied() else guards.session_refusal(torch)
+            if reason is not None:
+                return guards.REASONS[reason]
+            session.run_empty(torch, "cuda")
+            self.warmed = True
+        finally:
+            held.release()
+        return None
+
     # Sessions
 
     def open(self, request: Any, region: str) -> Session | None:
@@ -270,7 +296,7 @@ class Recording:
     def _bury(self, running: Session) -> None:
         """A thread died with its session open; without this the process would crash at exit."""
         if running.abandon("poisoned"):
-            session.heal(self._torch)
+            session.run_empty(self._torch)
             self.session = None
             self._poisoned()
 

@@ -8,6 +8,7 @@ request has finished. Everything else (saving, expiry, the breaker's end) happen
 from __future__ import annotations
 
 import os
+import random
 import sys
 import threading
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ __all__ = ["RequestScopedCapture", "Target", "synchronous"]
 
 DRAWN_LIMIT: Final = 64
 """Drawn requests that may be open at once."""
+REGIONS_LIMIT: Final = 8
+"""Regions of one request among which the recorded one is chosen."""
 UNSAVED_LIMIT: Final = 4
 """Kept profiles in memory above which no request is drawn."""
 # CO_GENERATOR, CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR: spelled here because `inspect` takes 10 ms to import.
@@ -76,7 +79,15 @@ class _Armed:
 @dataclass(slots=True)
 class _Drawn:
     armed: _Armed
+    at_ns: int
+    pick: int
+    """Which of the request's regions is recorded, from 0."""
     session: Session | None = None
+    regions: int = 0
+    outer: str | None = None
+    """The outermost synchronous region that is open, with its thread and how often its name is open there."""
+    thread: int = 0
+    depth: int = 0
 
 
 def synchronous(frame: FrameType | None) -> bool:
@@ -116,6 +127,7 @@ class RequestScopedCapture:
         self._clock = clock
         self._armed: _Armed | None = None
         self._drawn: dict[int, _Drawn] = {}
+        self._regions = 1
         # Read when Kineto is first used: silences two lines on stderr for each capture. Set now, while few threads read the environment.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         follow_process(self)
@@ -196,7 +208,10 @@ class RequestScopedCapture:
         recording.nudge()
         if armed is None or (armed.target.request and request.name != armed.target.request):
             return False
-        if len(self._drawn) >= DRAWN_LIMIT or self.shelf.unsaved > UNSAVED_LIMIT or not recording.mutex.acquire(blocking=False):
+        if len(self._drawn) >= DRAWN_LIMIT:
+            self._forget()
+            return False
+        if self.shelf.unsaved > UNSAVED_LIMIT or not recording.mutex.acquire(blocking=False):
             return False
         try:
             now = self._clock()
@@ -204,30 +219,45 @@ class RequestScopedCapture:
                 return False
         finally:
             recording.mutex.release()
-        self._drawn[request.id] = _Drawn(armed)
+        # An asynchronous request has several regions, one after the other; each gets its turn.
+        self._drawn[request.id] = _Drawn(armed, now, int(random.random() * self._regions))  # noqa: S311  (no secret)
         return True
 
+    def _forget(self) -> None:
+        """Drop requests that were discarded by the application, which end without a word."""
+        oldest = self._clock() - 60 * NS_PER_S
+        for number, drawn in list(self._drawn.items()):
+            if drawn.at_ns < oldest and (drawn.session is None or drawn.session.closed):
+                self._drawn.pop(number, None)
+
     def on_enter(self, request: Any, name: str, kind: str) -> None:
-        """Open the session at the outermost region that runs through on this thread."""
+        """Open the session at an outermost region that runs through on this thread."""
         self.recording.nudge()
         drawn = self._drawn.get(request.id)
         if drawn is None:
             return
-        running = drawn.session
-        if running is not None:
-            if running is self.recording.session and running.thread == threading.get_ident() and name == running.region:
-                running.depth += 1
+        thread = threading.get_ident()
+        if drawn.outer is not None:
+            drawn.depth += drawn.thread == thread and drawn.outer == name
             return
-        if kind == "call" or (kind == "with" and synchronous(sys._getframe(1))):  # pyright: ignore[reportPrivateUsage]  (CPython's own way to ask where a caller stands)
+        caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (CPython's own way to ask where a caller stands)
+        if kind != "call" and not (kind == "with" and synchronous(caller)):
+            return
+        drawn.outer, drawn.thread, drawn.depth = name, thread, 1
+        drawn.regions += 1
+        if drawn.session is None and drawn.regions - 1 == drawn.pick and drawn.armed is self._armed:
             drawn.session = self.recording.open(request, name)
 
     def on_exit(self, request: Any, name: str, kind: str) -> None:  # noqa: ARG002  (the hook's signature)
         """Close the session when its own region is left, on its thread."""
-        running = self.recording.session
-        if running is not None and running.thread == threading.get_ident() and running.request_id == request.id and name == running.region:
-            running.depth -= 1
-            if running.depth <= 0:
-                self.recording.close(running)
+        drawn = self._drawn.get(request.id)
+        if drawn is not None and drawn.outer == name and drawn.thread == threading.get_ident():
+            drawn.depth -= 1
+            if drawn.depth == 0:
+                drawn.outer = None
+                profile = drawn.session
+                if profile is not None and profile is self.recording.session and profile.thread == drawn.thread:
+                    self.recording.close(profile)
         self.recording.nudge()
 
     def on_finish(self, request: Any, wall_ns: int) -> None:
@@ -236,6 +266,7 @@ class RequestScopedCapture:
         if drawn is None:
             return
         counts, profile = self.recording.counts, drawn.session
+        self._regions = min(max(self._regions, drawn.regions), REGIONS_LIMIT)
         if profile is None:
             counts.unopened += 1
             return

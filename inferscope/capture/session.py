@@ -20,7 +20,7 @@ from inferscope.clock import NS_PER_S, now_ns
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["FAULT_LIMIT", "TRANSITIONS", "Machine", "Session", "State", "heal", "loaded_torch", "lock", "poisoned", "renew_lock"]
+__all__ = ["FAULT_LIMIT", "TRANSITIONS", "Machine", "Session", "State", "loaded_torch", "lock", "poisoned", "renew_lock", "run_empty"]
 
 FAULT_LIMIT: Final = 3
 """Faults within `FAULT_PERIOD_NS` that trip the breaker."""
@@ -159,7 +159,7 @@ class Session:
     """
 
     __slots__ = (
-        "_claim", "_clock", "_profile", "_torch", "abandoned", "depth", "device", "discard", "end_ns", "limit_ns", "muted",
+        "_claim", "_clock", "_profile", "_torch", "abandoned", "device", "discard", "end_ns", "limit_ns", "muted",
         "native", "opened_ns", "region", "request_id", "results", "start_cost_ns", "start_cpu_ns", "stop_cost_ns", "stop_cpu_ns",
         "stop_wanted", "thread", "truncated", "yielded",
     )  # fmt: skip
@@ -170,7 +170,6 @@ class Session:
         self.limit_ns = limit_ns
         self.thread = threading.get_ident()
         self.native = threading.get_native_id()
-        self.depth = 1
         self.device: str | None = None
         self.results: Any = None
         """What the profiler recorded, until it is saved or dropped."""
@@ -244,8 +243,12 @@ class Session:
             autograd._toggle_collection_dynamic(False, {autograd.ProfilerActivity.CPU})  # noqa: SLF001, FBT003  (no public name)
 
 
-def heal(torch: Any) -> None:
-    """After a thread died with its session open: an empty session takes the place of the leaked one, which exit would trip over."""
-    profile = _profiler(torch, None)
+def run_empty(torch: Any, device: str | None = None) -> None:
+    """Start and stop at once, on this thread.
+
+    After a thread died with its session open, this takes the place of the leaked one, which exit would trip over. With a device, it
+    initialises what records that device.
+    """
+    profile = _profiler(torch, device)
     profile.__enter__()
     profile.__exit__(None, None, None)

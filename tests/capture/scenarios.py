@@ -1,0 +1,259 @@
+"""Programs whose exit status is the result: each runs in its own process, because what they check is that the process survives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from inferscope.capture import CaptureBudget, RequestScopedCapture, State, Target
+from inferscope.capture import recording as recording_module
+from inferscope.record import core
+
+torch.set_num_threads(1)
+SMALL = torch.randn(8, 8)
+LAVISH = CaptureBudget(max_share=1.0, attempts_per_s=100, stall_ms_per_s=100, slow=64, body=64, free_memory_mb=0, per_hour=1000, cooldown_s=0)
+
+
+def operators(count: int) -> None:
+    for _ in range(count):
+        torch.add(SMALL, SMALL)
+
+
+def build(directory: Path, budget: CaptureBudget = LAVISH, threshold_ns: int = 0) -> tuple[core.Recorder, RequestScopedCapture]:
+    """A recorder with captures armed for its requests named "score"; every capture is kept unless a threshold is given."""
+    recorder = core.Recorder()
+    capture = RequestScopedCapture(budget, set_armed=lambda armed: setattr(recorder, "armed", armed))
+    recorder.set_hooks(on_start=capture.on_start, on_enter=capture.on_enter, on_exit=capture.on_exit, on_finish=capture.on_finish)
+    refused = capture.arm(Target("test", directory, "score", threshold_ns))
+    assert refused is None, refused
+    return recorder, capture
+
+
+def unlimited(capture: RequestScopedCapture) -> None:
+    """Take the pacing out, so that hundreds of captures fit into seconds."""
+    capture.recording.spending.draw = lambda _now: True
+    capture.recording.spending.spend = lambda _stall, _now: None
+
+
+def storm(directory: Path, sessions: int) -> None:
+    """Captures under saturated small operators on six threads, while the application profiles itself now and then."""
+    never = 1 << 62
+    recorder, capture = build(directory, threshold_ns=never)
+    unlimited(capture)
+    stop = threading.Event()
+    counts, uses, bad = capture.recording.counts, [], []
+
+    def serve(seed: int) -> None:
+        chance = random.Random(seed)
+        while not stop.is_set():
+            with recorder.request("score"):
+                operators(20)
+                with recorder.stage("forward"):
+                    operators(20)
+                if seed == 0 and chance.random() < 0.02:
+                    profile_oneself()
+
+    # The application itself has to keep its profilers apart: two of its own at once crash torch without any help of ours.
+    own = threading.Lock()
+
+    def profile_oneself() -> None:
+        if not own.acquire(blocking=False):
+            return
+        with own_released(), torch.autograd.profiler.profile(use_kineto=True) as profile:
+            operators(25)
+        seen = sum(event.name == "aten::add" for event in profile.function_events)
+        uses.append(seen)
+        if seen != 25:
+            bad.append(seen)
+
+    @contextlib.contextmanager
+    def own_released() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            own.release()
+
+    def use_own_profiler() -> None:
+        chance = random.Random(7)
+        while not stop.is_set():
+            time.sleep(chance.random() * 0.05)
+            profile_oneself()
+
+    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(6)] + [threading.Thread(target=use_own_profiler)]
+    for thread in threads:
+        thread.start()
+    begun, target = time.monotonic(), capture._armed.target
+    while counts.sessions < sessions and time.monotonic() - begun < 60:
+        # Halfway some are kept and written while others record.
+        halfway = counts.sessions > sessions // 2 and counts.kept <= 8
+        object.__setattr__(target, "threshold_ns", 0 if halfway else never)
+        capture.run_once()
+        time.sleep(0.005)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    capture.disarm()
+    deadline = time.monotonic() + 5
+    while len(capture.shelf) and time.monotonic() < deadline:
+        capture.run_once()
+        time.sleep(0.05)
+    print(json.dumps({**capture.status(), "uses": len(uses), "bad": bad, "hook_errors": recorder.counters()["hook_errors"]}))
+
+
+def exit_on_main(directory: Path) -> None:
+    recorder, capture = build(directory)
+    recorder.request("score").__enter__()
+    operators(50)
+    assert capture.state is State.RECORDING
+
+
+def exit_with_daemon(directory: Path) -> None:
+    recorder, capture = build(directory)
+    entered = threading.Event()
+
+    def serve() -> None:
+        with recorder.request("score"):
+            operators(50)
+            entered.set()
+            time.sleep(60)
+
+    threading.Thread(target=serve, daemon=True).start()
+    entered.wait()
+    assert capture.state is State.RECORDING
+
+
+def exit_after_thread_died(directory: Path) -> None:
+    recorder, capture = build(directory)
+
+    def serve() -> None:
+        recorder.request("score").__enter__()
+        operators(50)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert capture.state is State.RECORDING
+
+
+def exit_by_exception(directory: Path) -> None:
+    recorder, _ = build(directory)
+    with recorder.request("score"):
+        operators(50)
+        sys.exit(0)
+
+
+def fork_from_recording_thread(directory: Path) -> None:
+    recorder, capture = build(directory)
+    with recorder.request("score"):
+        operators(50)
+        assert capture.state is State.RECORDING
+        child = os.fork()
+        if not child:
+            operators(50)
+            os._exit(0 if capture.state is State.DISABLED and not recorder.armed else 3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert capture.state is State.ARMED
+    with recorder.request("score"):
+        operators(50)
+    assert capture.recording.counts.sessions >= 1
+
+
+def fork_beside_recording_thread(directory: Path) -> None:
+    recorder, capture = build(directory)
+    entered, leave = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        with recorder.request("score"):
+            operators(50)
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    entered.wait()
+    child = os.fork()
+    if not child:
+        operators(50)
+        with recorder.request("score"):
+            operators(50)
+        os._exit(0 if capture.state is State.DISABLED and not recorder.armed else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    leave.set()
+    thread.join()
+    assert capture.recording.counts.kept == 1
+
+
+def user_waits_in_vain(directory: Path) -> None:
+    """A region that does not end: the application's profiler starts all the same, and nothing crashes."""
+    recording_module.USER_WAIT_S = 0.2
+    recorder, capture = build(directory)
+    entered, leave = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        with recorder.request("score"):
+            operators(50)
+            entered.set()
+            leave.wait()
+            operators(50)
+        operators(1000)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    entered.wait()
+    with torch.autograd.profiler.profile(use_kineto=True) as profile:
+        operators(25)
+    assert sum(event.name == "aten::add" for event in profile.function_events) == 25
+    leave.set()
+    thread.join()
+    assert capture.state is State.TRIPPED
+    assert capture.arm(Target("test", directory, "score", 0)) is not None
+    with torch.autograd.profiler.profile(use_kineto=True) as profile:
+        operators(25)
+    assert sum(event.name == "aten::add" for event in profile.function_events) == 25
+
+
+def first_capture(directory: Path) -> None:
+    """What the first capture of a process costs, beside what torch.profiler would import."""
+    recorder, capture = build(directory)
+    before = set(sys.modules)
+    with recorder.request("score"):
+        operators(50)
+    new = len(set(sys.modules) - before)
+    assert capture.recording.counts.sessions == 1
+    stalls = capture.recording.counts.stalls_ns
+    assert "torch._inductor" not in sys.modules
+    begun = time.perf_counter_ns()
+    import torch._inductor  # noqa: F401
+
+    inductor = time.perf_counter_ns() - begun
+    print(json.dumps({"ours_ns": stalls["start"] + stalls["stop"], "inductor_ns": inductor, "modules": new}))
+
+
+def growth(directory: Path, sessions: int) -> None:
+    recorder, capture = build(directory, threshold_ns=1 << 62)
+    unlimited(capture)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    at = {}
+    for n in range(sessions):
+        with recorder.request("score"):
+            operators(400)
+        if n == 20:
+            at["begin"] = resident()
+    print(json.dumps({"growth_bytes": resident() - at["begin"], "sessions": capture.recording.counts.sessions}))
+
+
+if __name__ == "__main__":
+    scenario, where, *rest = sys.argv[1:]
+    globals()[scenario](Path(where), *(int(value) for value in rest))

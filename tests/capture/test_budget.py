@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferscope.capture.budget import CaptureBudget, Spending
+from inferscope.errors import ConfigurationError
+
+SECOND = 1_000_000_000
+MS = 1_000_000
+
+
+def test_defaults_are_the_documented_ones():
+    budget = CaptureBudget()
+    assert (budget.max_share, budget.attempts_per_s, budget.stall_ms_per_s) == (0.2, 10, 5)
+    assert (budget.slow, budget.body, budget.per_hour, budget.disk_mb) == (8, 5, 6, 512)
+
+
+def test_is_frozen_and_keyword_only():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        CaptureBudget().slow = 3
+    with pytest.raises(TypeError):
+        CaptureBudget(0.1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("max_share", 0),
+        ("max_share", 1.5),
+        ("max_share", "0.2"),
+        ("max_share", float("nan")),
+        ("attempts_per_s", 0),
+        ("stall_ms_per_s", -1),
+        ("slow", 0),
+        ("slow", 1.5),
+        ("slow", True),
+        ("body", -1),
+        ("per_hour", 0),
+        ("disk_mb", 0),
+        ("incidents", None),
+        ("free_memory_mb", -1),
+        ("armed_s", 0.5),
+        ("cooldown_s", -0.1),
+    ],
+)
+def test_unusable_keywords_are_named(key, value):
+    with pytest.raises(ConfigurationError) as caught:
+        CaptureBudget(**{key: value})
+    assert caught.value.key == key
+    assert key in str(caught.value)
+
+
+@given(st.sampled_from([1.0, 0.5, 0.3, 0.2, 0.1, 0.03]), st.integers(0, 2**32))
+def test_share_is_never_exceeded(share, seed):
+    spending = Spending(CaptureBudget(max_share=share, attempts_per_s=100), random.Random(seed).random)
+    block = -int(-1.0 // share)
+    for n in range(1, 200):
+        spending.draw(n * SECOND)
+        assert spending.attempts <= share * n + 1
+        if n % block == 0:
+            assert spending.attempts == n // block
+
+
+def test_draws_do_not_follow_a_period_of_the_traffic():
+    spending = Spending(CaptureBudget(max_share=0.2, attempts_per_s=100), random.Random(3).random)
+    phases = {n % 5 for n in range(500) if spending.draw(n * SECOND)}
+    assert phases == {0, 1, 2, 3, 4}
+
+
+def test_attempts_are_spaced():
+    spending = Spending(CaptureBudget(max_share=1.0, attempts_per_s=10))
+    drawn = [now for now in range(0, 3 * SECOND, MS) if spending.draw(now)]
+    assert all(later - earlier >= SECOND / 10 for earlier, later in zip(drawn, drawn[1:], strict=False))
+    assert len(drawn) == 30
+
+
+@given(st.lists(st.integers(1, 20 * MS), min_size=1, max_size=60))
+def test_stall_stays_within_its_rate(costs):
+    """Up to any attempt, what was spent before the last one is covered by the time that passed at 5 ms a second."""
+    spending = Spending(CaptureBudget(max_share=1.0, attempts_per_s=100, stall_ms_per_s=5))
+    now, spent, waiting = 0, 0, list(costs)
+    for _ in range(100_000):
+        if not waiting:
+            break
+        if spending.draw(now):
+            assert spent * 200 <= now + 1
+            spent += waiting[0]
+            spending.spend(waiting.pop(0), now)
+        now += 20 * MS
+    assert spending.stall_ns == spent
+
+
+def test_incidents_an_hour():
+    spending = Spending(CaptureBudget(per_hour=2))
+    assert [spending.open_incident(minute * 60 * SECOND) for minute in (0, 1, 2, 59)] == [True, True, False, False]
+    assert spending.open_incident(60 * 60 * SECOND)
+    assert not spending.open_incident(60 * 60 * SECOND + 1)
