@@ -29,6 +29,9 @@ RUN_SECONDS: Final = 604_800.0
 """A week: the mean time between false triggers of a fleet, if requests were independent."""
 
 _EFFECT_LIMIT: Final = 100_000.0
+_SUPPOSED_STALL_S: Final = 0.03
+"""Until a service is known, slow requests are supposed to come in stalls of 30 ms: a restart must not fire on the first three of them."""
+_SUPPOSED_TICKS: Final = 150.0
 _CAP: Final = 0.42
 """Below a half, so that two ticks never suffice; above a third, so that a fault's first, partly healthy tick may be one of the three."""
 
@@ -50,7 +53,8 @@ class DesignEffect:
     with m the discounted share of bad requests, over single ticks and over blocks of ten: they know bursts and episodes, but a fault that
     begins would inflate them and so hide itself; they are read as they stood 30 ticks ago. The third is taken from neighbouring ticks,
     (k - k')^2 / 2 (von Neumann, 1941): a new level leaves it alone, so it may be read at once.
-    Memory of 600 ticks (3600 for the blocks), a plain average before that, with 30 imagined ticks of independent requests at the start.
+    Memory of 600 ticks (3600 for the blocks), a plain average before that, with 30 imagined ticks at the start: of independent requests, and
+    for the third ratio of 30 ms stalls during the first minutes.
 
     Args:
         allowed: The share that the objective allows; a share far below it is taken for a quarter of it.
@@ -83,19 +87,21 @@ class DesignEffect:
         if self._share >= 0.0:
             local = min(max((share + self._share) / 2.0, self._floor), 0.5)
             self._between.add(n * n * (share - self._share) ** 2 / 2.0, n * local * (1.0 - local))
+            self._between.suppose(1.0 + _SUPPOSED_STALL_S * n)
         self._share = share
         return min(max(self._scales[0].earlier[0], self._scales[1].earlier[0], self._between.value, 1.0), _EFFECT_LIMIT)
 
 
 class _Ratio:
-    """Discounted spread over discounted expectation, towards 1 while little was seen."""
+    """Discounted spread over discounted expectation; imagined ticks steady it while little was seen."""
 
-    __slots__ = ("expected", "imagined", "keep", "seen", "spread")
+    __slots__ = ("expected", "imagined", "keep", "seen", "spread", "supposed")
 
     def __init__(self, memory: float, imagined: float) -> None:
         self.keep = 1.0 - 1.0 / memory
         self.imagined = imagined
         self.spread = self.expected = self.seen = 0.0
+        self.supposed = 1.0
 
     def copy(self) -> _Ratio:
         return copy.copy(self)
@@ -105,10 +111,14 @@ class _Ratio:
         self.expected = self.keep * self.expected + expected
         self.seen = self.keep * self.seen + 1.0
 
+    def suppose(self, value: float) -> None:
+        """What to take the imagined ticks' ratio for; believed for some minutes and then no more."""
+        self.supposed = 1.0 + (value - 1.0) * math.exp(-self.seen / _SUPPOSED_TICKS)
+
     @property
     def value(self) -> float:
         imagined = self.expected / self.seen * self.imagined if self.seen else 1.0
-        return (self.spread + imagined) / (self.expected + imagined)
+        return (self.spread + self.supposed * imagined) / (self.expected + imagined)
 
 
 class _Scale:

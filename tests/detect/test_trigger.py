@@ -79,7 +79,7 @@ def test_windows_are_judged_by_exact_counts():
     for second in range(1, 71):
         run = healthy if second <= 35 else broken
         inside = (run.end_ns > (second % 35) * S) & (run.end_ns <= (second % 35 + 1) * S)
-        slow = run.wall_ns[inside] + (0 if second <= 35 else 8_000_000)
+        slow = run.wall_ns[inside] + (0 if second <= 35 else 11_500_000)
         vectors = run.vectors[inside].copy()
         vectors[:, 0] += slow - run.wall_ns[inside]
         recorder.feed(run.start_ns[inside], slow, vectors, profiled=1)
