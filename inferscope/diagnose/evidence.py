@@ -113,7 +113,7 @@ class Horizon:
     copied: Mapping[str, int]
     """Copies within the horizon by name."""
     gc: tuple[tuple[int, int, int, int], ...]
-    """(generation, count, total_ns, longest_ns)."""
+    """Collections within the horizon: (generation, count, total_ns, longest_ns)."""
     device_busy: float | None
     status: Mapping[str, Any]
     process: Mapping[str, Any]

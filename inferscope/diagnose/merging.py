@@ -132,15 +132,15 @@ class _Merge:
             held = self.copies.setdefault((str(copy["name"]), str(copy["site"] or "unknown")), [0] * 5)
             for position, name in enumerate(("count", "bytes", "wall_ns", "sync", "pageable")):
                 held[position] += int(copy[name])
-        for series in document.get("series") or ():
-            if series["kind"] == "copy" and series["labels"]:
-                name = str(series["labels"][0])
+        for series in document.get("series") or ():  # the tables above hold running totals, the series what the horizon saw
+            name = str(series["labels"][0]) if series["labels"] else ""
+            if series["kind"] == "copy":
                 self.copied[name] = self.copied.get(name, 0) + int(series["count"])
-        for pause in document.get("gc") or ():
-            row = self.gc.setdefault(int(pause["generation"]), [0, 0, 0])
-            row[0] += int(pause["count"])
-            row[1] += int(pause["total_ns"])
-            row[2] = max(row[2], int(pause["max_ns"]))
+            elif series["kind"] == "gc" and name.startswith("gen"):
+                row = self.gc.setdefault(int(name[3:]), [0, 0, 0])
+                row[0] += int(series["count"])
+                row[1] += int(series["sum_ns"])
+                row[2] = max(row[2], int(series["max_ns"]))
 
     def _unsampled(self) -> Iterable[list[float]]:
         """Requests that no kept vector stands for: their band's mean stands in."""

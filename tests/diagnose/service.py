@@ -157,7 +157,9 @@ def evidence(
                 "slowest": [_record(requests, vectors, i) for i in np.argsort(-wall)[:32].tolist()],
             }
         ],
-        "series": [],
+        "series": [
+            {"kind": "gc", "labels": ["gen2"], "count": 3, "sum_ns": 6 * MS, "p50_ns": 2.0 * MS, "p99_ns": 3.0 * MS, "max_ns": 3 * MS}
+        ],
         "locks": [
             {
                 "lock": "rules",
@@ -190,7 +192,7 @@ def evidence(
                 "pageable": len(wall),
             }
         ],
-        "gc": [{"generation": 2, "count": 3, "total_ns": 6 * MS, "max_ns": 3 * MS}],
+        "gc": [{"generation": 2, "count": 90, "total_ns": 900 * MS, "max_ns": 300 * MS}],
         "device": {"busy": None, "source": None},
         "process": {"cpus": 2, "threads": 9, "torch_threads": None},
         "status": {},

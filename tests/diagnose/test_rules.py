@@ -195,17 +195,21 @@ def test_queueing_of_ordinary_requests_is_load(service):
 
 def test_long_collection_is_low_until_it_owns_the_excess(service, document):
     long = copy.deepcopy(document)
-    long["gc"] = [{"generation": 2, "count": 4, "total_ns": 200 * MS, "max_ns": 57 * MS}]
+    long["series"][0].update(count=4, sum_ns=200 * MS, max_ns=57 * MS)
     finding = diagnosed(service, long)["GC_PAUSE"]
     assert finding.severity == "low"
     assert values(finding)["longest pause"] == 57.0
     owning = copy.deepcopy(long)
-    owning["columns"][5] = ["gc", "generation 2"]
+    owning["columns"][5] = ["gc", "gen2"]
     assert diagnosed(service, owning)["GC_PAUSE"].severity == "high"
+    owning["columns"][5] = ["gc", "gen1"]
+    owning["series"].append({**owning["series"][0], "labels": ["gen1"], "count": 7, "max_ns": 9 * MS})
+    finding = diagnosed(service, owning)["GC_PAUSE"]
+    assert (finding.where, values(finding)["longest pause"]) == ("garbage collector, generation 1", 9.0)
 
 
 def test_short_collections_are_not_mentioned(service, document):
-    assert document["gc"]
+    assert document["gc"][0]["max_ns"] > 100 * MS, "before the horizon"
     assert "GC_PAUSE" not in diagnosed(service, document)
 
 

@@ -105,11 +105,13 @@ def _innermost(record: SlowRequest, start_ns: int, end_ns: int) -> Iterable[tupl
 
 def gc_pauses(context: Context) -> Iterable[Finding]:
     """GC_PAUSE: collections own a part of the excess, or one pause alone takes half of the objective."""
-    shares = context.shares("gc", 0.0)
-    share = shares[0] if shares else None
-    worst = max(context.horizon.gc, key=lambda row: row[3], default=None)
+    shares = {share.name: share for share in context.shares("gc", -1.0)}
+    rows = {f"gc:gen{row[0]}": row for row in context.horizon.gc}
+    owner = next((label for label, share in shares.items() if share.share >= _GC_SHARE and label in rows), None)
+    label = owner or max(rows, key=lambda name: rows[name][3], default="")
+    share, worst = shares.get(label), rows.get(label)
     longest_ms = worst[3] / 1e6 if worst else 0.0
-    owns = share is not None and share.share >= _GC_SHARE
+    owns = owner is not None
     if worst is None or not (owns or longest_ms >= context.breach.threshold_ms / 2):
         return
     severity, confidence = grade(context, share, _GC_SHARE) if share is not None and owns else ("low", "high")
