@@ -213,5 +213,7 @@ def _current_task() -> asyncio.Task[Any] | None:
 
 
 def wrap_async(recorder: Any, name: str, lock: Any) -> InstrumentedAsyncLock:
-    """Instrument an asyncio lock over a recorder of either core."""
+    """Instrument an asyncio lock over a recorder of either core; one that is instrumented already is returned as it is."""
+    if isinstance(lock, InstrumentedAsyncLock):
+        return lock
     return InstrumentedAsyncLock(recorder, name, lock)

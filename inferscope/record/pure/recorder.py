@@ -47,7 +47,11 @@ class Recorder(Shared):
 
     def stage(self, name: str, /) -> Span | Noop:
         """A span of a stage: `with recorder.stage("x"):` or `@recorder.stage("x")`."""
-        return Span(self.registry.stages[name]) if self.enabled else NOOP
+        try:
+            return Span(self.registry.stages[name]) if self.enabled else NOOP
+        except Exception:  # noqa: BLE001 - nothing of ours reaches the application
+            self.failed()
+            return NOOP
 
     def request(
         self,
@@ -80,7 +84,7 @@ class Recorder(Shared):
         try:
             if isinstance(lock, InstrumentedLock) or type(lock).__name__ == "InstrumentedAsyncLock":
                 return lock
-            code = getattr(getattr(type(lock), "acquire", None), "__code__", None)
+            code = getattr(getattr(lock, "acquire", None), "__code__", None)
             if code is not None and code.co_flags & _COROUTINE:
                 from inferscope.record.locks import wrap_async  # asyncio is dear, and most applications that want it have it
 
