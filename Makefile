@@ -55,7 +55,7 @@ check: venv ## lint, format, types, layers, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 	$(BIN)/pyright
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	@$(MAKE) --no-print-directory docs
 
 format: venv ## let ruff rewrite what it can
