@@ -105,7 +105,7 @@ def coverage_rows(runs, truth):
     """How often the 95 % interval holds the population's share."""
     held, widths, top = [], [], []
     for seed in range(runs):
-        _, found = attributed(S.simulate(100, 150, seed=2000 + seed))
+        _, found = attributed(S.simulate(100, 100, seed=2000 + seed))
         for label in CAUSES:
             share = found.share(label)
             held.append(share.ci[0] <= truth[LABEL[label]] <= share.ci[1])
@@ -221,7 +221,7 @@ def main():
         *trace_rows(),
         *sample_rows(4 if options.quick else 20),
         *long_rows(20 if options.quick else 100, truth),
-        *coverage_rows(100 if options.quick else 500, truth),
+        *coverage_rows(200 if options.quick else 1000, truth),
         *what_if_rows(3 if options.quick else 10),
     ]
     width = max(len(entry["name"]) for entry in rows)

@@ -78,6 +78,7 @@ def test_manual_incident_without_an_objective(service, document):
     assert found.verdict.endswith("no objective is set for score.")
     assert found.attribution
     assert all(finding.severity in {"low", "info"} for finding in found.findings)
+    assert "GC_PAUSE" not in {finding.id for finding in found.findings}
 
 
 def test_verdict_with_too_little_evidence(service):
@@ -102,6 +103,15 @@ def test_captures_are_joined_with_our_stages(directory, service):
     assert (found.id, found.requests, found.slow, found.events, found.threads) == ("c1", (77,), True, 1, (7,))
     assert found.stall_ms == 0.75
     assert found.stages == {"forward": 3.0}
+
+
+def test_slow_and_healthy_captures_are_compared(directory, service):
+    capture(directory, service)
+    capture(directory, service, id_="c2", slow=False)
+    finding = next(f for f in load_directory(directory).findings if f.id == "MODEL_NOT_THE_CAUSE")
+    found = {evidence.metric: evidence.value for evidence in finding.evidence}
+    assert found["operator time in 1 captured slow requests, median"] == 3.0
+    assert found["operator time in 1 captured healthy requests, median"] == 3.0
 
 
 def test_spans_of_the_request_go_before_the_region(directory, service):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from inferscope.diagnose.findings import MINIMUM_SHARE, grade, model_label, share_evidence
@@ -31,6 +32,7 @@ def model_stage(context: Context) -> Iterable[Finding]:
         Evidence("time in a slow request", round(share.tail_ms, 2), "ms"),
         Evidence("time in an ordinary request", round(share.body_ms, 2), "ms"),
     ]
+    evidence += _captured(context, share.name)
     if context.horizon.device_busy is not None:
         evidence.append(Evidence("device busy, from its driver", round(100 * context.horizon.device_busy, 1), "%"))
     yield Finding(
@@ -47,6 +49,16 @@ def model_stage(context: Context) -> Iterable[Finding]:
         fix="Leave the model as it is; work on the columns that own the excess.",
         rollback="Nothing to roll back.",
     )
+
+
+def _captured(context: Context, label: str) -> Iterable[Evidence]:
+    """Operator time of the stage in captured slow and healthy requests, when there are both."""
+    held: dict[bool, list[float]] = {True: [], False: []}
+    for summary, _ in context.captures:
+        held[summary.slow].append(summary.stages.get(label, 0.0))
+    if all(held.values()):
+        for slow, name in ((True, "slow"), (False, "healthy")):
+            yield Evidence(f"operator time in {len(held[slow])} captured {name} requests, median", round(median(held[slow]), 3), "ms")
 
 
 def slow_stage(context: Context) -> Iterable[Finding]:

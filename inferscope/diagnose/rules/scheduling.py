@@ -112,7 +112,7 @@ def gc_pauses(context: Context) -> Iterable[Finding]:
     share, worst = shares.get(label), rows.get(label)
     longest_ms = worst[3] / 1e6 if worst else 0.0
     owns = owner is not None
-    if worst is None or not (owns or longest_ms >= context.breach.threshold_ms / 2):
+    if worst is None or not (owns or longest_ms >= context.breach.threshold_ms / 2 > 0):
         return
     severity, confidence = grade(context, share, _GC_SHARE) if share is not None and owns else ("low", "high")
     evidence = [
