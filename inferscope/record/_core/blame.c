@@ -66,6 +66,17 @@ static int is_ours(PyFrameObject *frame) {
     return ours;
 }
 
+#if PY_VERSION_HEX >= 0x030B0000
+#define POSITION(frame) PyFrame_GetLasti(frame)
+#else
+#define POSITION(frame) PyFrame_GetLineNumber(frame)
+#endif
+
+static SiteCache *cached_site(Recorder *rec, PyObject *lock, PyCodeObject *code, int position, const Def *stage) {
+    uintptr_t hash = ((uintptr_t)code >> 5) ^ ((uintptr_t)lock >> 4) ^ ((uintptr_t)stage >> 4) ^ (uintptr_t)position;
+    return &rec->site_cache[hash % SITE_CACHE];
+}
+
 /* "function (file:line)" of the innermost frame that belongs to the application; NULL when there is none. */
 static PyObject *describe(PyFrameObject *frame) {
     Py_XINCREF(frame);
@@ -96,10 +107,26 @@ int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def
     while (t != NULL && t->thread_id != ident)
         t = PyThreadState_Next(t);
     PyFrameObject *frame = t == NULL ? NULL : PyThreadState_GetFrame(t);
-    PyObject *text = frame == NULL ? NULL : describe(frame);
-    int index = text == NULL ? -1 : site_find(rec, lock, text, stage != NULL ? stage->name : NULL);
-    Py_XDECREF(text);
-    Py_XDECREF((PyObject *)frame);
+    if (frame == NULL)
+        return -1;
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    int position = POSITION(frame);
+    SiteCache *cached = cached_site(rec, lock, code, position, stage);
+    int index = cached->site;
+    if (cached->lock != lock || cached->code != (PyObject *)code || cached->stage != stage || cached->position != position) {
+        PyObject *text = describe(frame);
+        index = text == NULL ? -1 : site_find(rec, lock, text, stage != NULL ? stage->name : NULL);
+        Py_XDECREF(text);
+        if (index >= 0 && !is_ours(frame)) { /* below a frame of ours lies a caller that may be another one next time */
+            Py_XSETREF(cached->lock, Py_NewRef(lock));
+            Py_XSETREF(cached->code, Py_NewRef((PyObject *)code));
+            cached->stage = stage;
+            cached->position = position;
+            cached->site = index;
+        }
+    }
+    Py_DECREF(code);
+    Py_DECREF(frame);
     PyErr_Clear();
     return index;
 }
@@ -137,6 +164,10 @@ void sites_free(Recorder *rec) {
     }
     PyMem_RawFree(rec->sites);
     PyMem_RawFree(rec->site_ids);
+    for (int i = 0; i < SITE_CACHE; i++) {
+        Py_CLEAR(rec->site_cache[i].lock);
+        Py_CLEAR(rec->site_cache[i].code);
+    }
 }
 
 PyObject *sites_list(Recorder *rec) {

@@ -163,7 +163,14 @@ typedef struct {
     Class *class_;
 } ClassCache;
 
-enum { STAGE_CACHE = 128, CLASS_CACHE = 64 };
+/* Where a holder was seen before, so that a look need not format text; an entry is only a shortcut. */
+typedef struct {
+    PyObject *lock, *code; /* strong */
+    const Def *stage;
+    int position, site;
+} SiteCache;
+
+enum { STAGE_CACHE = 128, CLASS_CACHE = 64, SITE_CACHE = 32 };
 enum { CLOCK_SYSTEM = 0, CLOCK_TSC = 1, CLOCK_PYTHON = 2 };
 enum { CPU_AUTO, CPU_ON, CPU_OFF };
 
@@ -194,6 +201,7 @@ struct Recorder {
     Site **sites;
     int *site_ids;
     int site_count;
+    SiteCache site_cache[SITE_CACHE];
     PyObject *site_index; /* {(lock, site, stage): index into sites} */
     PyObject *weakrefs;
     int64_t late_spans, truncated, column_overflow, series_overflow, retained_dropped, hook_errors, internal_errors;
