@@ -63,6 +63,8 @@ MAKERS = {
     "bursty": lambda rng, rate: traffic.bursty(rng, rate, 86400, 0.005),
     "independent": lambda rng, rate: traffic.independent(rng, rate, 86400, 0.005),
     "bursty p=0.9 %": lambda rng, rate: traffic.bursty(rng, rate, 86400, 0.009),
+    "stalls of 0.3 s": lambda rng, rate: traffic.bursty(rng, rate, 86400, 0.005, stall_s=0.3),
+    "stalls of 3 s": lambda rng, rate: traffic.bursty(rng, rate, 86400, 0.005, stall_s=3.0),
     "2 s episodes of 30 %": lambda rng, rate: traffic.episodes(rng, rate, 86400, 0.005, 2, 0.3),
     "30 s episodes of 3 %": lambda rng, rate: traffic.episodes(rng, rate, 86400, 0.005, 30, 0.03),
 }
@@ -149,12 +151,21 @@ def measure(pool, kind, quick):
     return rows
 
 
+def first_minutes(job):
+    kind, rate, starts, seed = job
+    rng = np.random.default_rng(seed)
+    return sum(len(firings(Detector(OBJECTIVE, trigger=kind), *traffic.bursty(rng, rate, 300, 0.005))) for _ in range(starts))
+
+
 def extras(pool, kind):
-    """Beyond the targets: other kinds of healthy traffic, and faults that follow a fault."""
-    shapes = ("independent", "bursty p=0.9 %", "2 s episodes of 30 %", "30 s episodes of 3 %")
+    """Beyond the targets: other kinds of healthy traffic, and the first five minutes after a restart."""
+    shapes = ("independent", "bursty p=0.9 %", "stalls of 0.3 s", "stalls of 3 s", "2 s episodes of 30 %", "30 s episodes of 3 %")
     jobs = [(kind, rate, 4, rate + 5, shape) for shape in shapes for rate in (50, 500, 5000)]
     for (_, rate, days, _, shape), total in zip(jobs, pool.map(false_triggers, jobs), strict=True):
         yield row(f"false triggers, healthy, {shape}, {rate}/s", total / days, "1/day", "reported", holds=True, days=days)
+    starts = [(kind, rate, 400, rate) for rate in (500, 5000)]
+    for (_, rate, count, _), total in zip(starts, pool.map(first_minutes, starts), strict=True):
+        yield row(f"false triggers, first 300 s after a start, {rate}/s", total / count, "1/start", "reported", holds=True, starts=count)
 
 
 def main():

@@ -242,3 +242,15 @@ def test_the_design_effect_is_the_size_of_bursts_and_ignores_a_new_level():
     for n, k in zip(*traffic.independent(rng, 500, 20, 0.05), strict=True):
         value = effect.update(int(n), int(k))
     assert value < 2.0
+
+
+@pytest.mark.parametrize("rate", [500, 5000])
+def test_a_restart_does_not_fire_on_the_first_stalls(rate):
+    rng = np.random.default_rng(11)
+    assert sum(len(feed(Detector(SCORE), *traffic.bursty(rng, rate, 120, 0.005))) for _ in range(60)) == 0
+
+
+@pytest.mark.parametrize("stall_s", [0.1, 1.0])
+def test_longer_stalls_of_a_healthy_service_do_not_fire(stall_s):
+    rng = np.random.default_rng(12)
+    assert feed(armed(), *traffic.bursty(rng, 500, 20_000, 0.005, stall_s=stall_s)) == []
