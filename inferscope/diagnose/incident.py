@@ -132,6 +132,13 @@ def _merged(horizon: Horizon) -> tuple[str, ...]:
 
 
 def _verdict(context: Context, latency: Latency, findings: Sequence[Finding]) -> str:
+    horizon, failed = context.horizon, ""
+    if context.breach.trigger == "error_rate" and horizon.count:
+        failed = f"{horizon.errors} of {horizon.count} requests failed ({100 * horizon.errors / horizon.count:.2g} %): the objective on errors is broken. "
+    return failed + _latency_verdict(context, latency, findings)
+
+
+def _latency_verdict(context: Context, latency: Latency, findings: Sequence[Finding]) -> str:
     breach, attribution, what_if = context.breach, context.attribution, context.plan
     p99 = "P99 n/a" if latency.p99 is None else f"P99 {latency.p99:.1f} ms"
     objective = f"objective P{100 * breach.quantile:g} of {breach.threshold_ms:g} ms"

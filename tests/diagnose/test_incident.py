@@ -81,6 +81,14 @@ def test_manual_incident_without_an_objective(service, document):
     assert "GC_PAUSE" not in {finding.id for finding in found.findings}
 
 
+def test_verdict_of_failing_requests(service, document):
+    failing = copy.deepcopy(document)
+    failing["classes"][0].update(errors=1200, count=60_000)
+    found = diagnose(Breach(**service.breach(trigger="error_rate", quantile=0.9)), [failing])
+    assert found.verdict.startswith("1200 of 60000 requests failed (2 %): the objective on errors is broken. P99 ")
+    assert found.errors == 1200
+
+
 def test_verdict_with_too_little_evidence(service):
     few = service.evidence(service.simulate(5, 200, seed=4), [20 * service.MS], keep=8)
     found = diagnose(Breach(**service.breach()), [few])
