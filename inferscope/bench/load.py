@@ -246,7 +246,7 @@ def measure(plan: LoadPlan, bodies: Sequence[bytes] = ()) -> LoadResult:
         command = [sys.executable, "-m", "inferscope.bench.load", "--url", plan.url, "--json", str(result), "--bodies", str(lines)]
         for name in ("rate", "seconds", "seed", "process", "connections", "drain_s"):
             command += [f"--{name.removesuffix('_s')}", str(getattr(plan, name))]
-        subprocess.run(command, check=True, capture_output=True)  # noqa: S603  our own module with our own arguments
+        subprocess.run(command, check=True, capture_output=True)
         return LoadResult.from_json(json.loads(result.read_text("utf-8")))
 
 
