@@ -196,21 +196,40 @@ static PyObject *acquire_blocking(Lock *l, PyObject *const *args, Py_ssize_t nar
     return result;
 }
 
-static int asks_to_block(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-    if (nargs > 0)
-        return truth(args[0]);
+/* Whether a timeout is one that every attempt accepts; anything else is the wrapped lock's to judge, before it is tried. */
+static int timeout_is_plain(const Lock *l, PyObject *timeout) {
+    if (timeout == Py_None)
+        return l->permits != NULL; /* "for ever" to a semaphore, an error to a lock */
+    if (!PyFloat_CheckExact(timeout) && !PyLong_CheckExact(timeout))
+        return 0;
+    double seconds = PyFloat_AsDouble(timeout);
+    PyErr_Clear();
+    return (seconds >= 0 && seconds < 9e9) || (seconds == -1 && l->permits == NULL);
+}
+
+/* Whether this is a valid call that waits: those are tried first without waiting. */
+static int asks_to_block(const Lock *l, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+    PyObject *given[2] = {nargs > 0 ? args[0] : NULL, nargs > 1 ? args[1] : NULL}; /* blocking, timeout */
     Py_ssize_t keywords = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
-    for (Py_ssize_t i = 0; i < keywords; i++)
-        if (PyUnicode_Compare(PyTuple_GET_ITEM(kwnames, i), str_blocking) == 0)
-            return truth(args[nargs + i]);
-    return 1;
+    if (nargs + keywords > 2)
+        return 0;
+    for (Py_ssize_t i = 0; i < keywords; i++) {
+        PyObject *key = PyTuple_GET_ITEM(kwnames, i);
+        int place = PyUnicode_Compare(key, str_blocking) == 0 ? 0 : PyUnicode_Compare(key, str_timeout) == 0 ? 1 : -1;
+        if (place < 0 || given[place] != NULL)
+            return 0;
+        given[place] = args[nargs + i];
+    }
+    if (given[0] != NULL && (!PyLong_Check(given[0]) || !truth(given[0])))
+        return 0;
+    return given[1] == NULL || timeout_is_plain(l, given[1]);
 }
 
 static PyObject *lock_acquire(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     Lock *l = (Lock *)self;
     if (UNLIKELY(!l->rec->enabled))
         return PyObject_Vectorcall(l->acquire, args, (size_t)nargs, kwnames);
-    if ((nargs == 0 && kwnames == NULL) || asks_to_block(args, nargs, kwnames))
+    if ((nargs == 0 && kwnames == NULL) || asks_to_block(l, args, nargs, kwnames))
         return acquire_blocking(l, args, nargs, kwnames);
     PyObject *result = PyObject_Vectorcall(l->acquire, args, (size_t)nargs, kwnames);
     if (result != NULL && truth(result))
