@@ -97,6 +97,8 @@ def run(options: argparse.Namespace) -> int:
         result["comparison"] = _comparison(*runs)
         text += "\n" + _comparison_text(result["comparison"])
     emit(options, result, text)
+    for line in filter(None, map(_busy, runs)):
+        sys.stderr.write(f"inferscope demo: note: {line}\n")
     problems = [problem for each in runs for problem in _problems(each)]
     for problem in problems:
         sys.stderr.write(f"inferscope demo: {problem}\n")
@@ -280,7 +282,12 @@ def _problems(each: _Run) -> list[str]:
         found.append("the slow variant gave no diagnosed incident; was the load long enough? Try --seconds 60")
     if each.variant == "fixed" and each.incident is not None:
         found.append(f"the fixed variant broke its objective on this machine: {each.incident.verdict}")
-    lag = each.load.summary()["lag_ms"]["p99"]
-    if lag is not None and lag > OBJECTIVE_MS / 2:
-        found.append(f"{each.variant}: the load generator itself was late (P99 {lag:.1f} ms): the machine is too busy for this demo")
     return found
+
+
+def _busy(each: _Run) -> str | None:
+    """A line when the load generator itself was starved: what its clients saw is then partly the machine's doing."""
+    lag = each.load.summary()["lag_ms"]["p99"]
+    if lag is None or lag <= OBJECTIVE_MS / 4:
+        return None
+    return f"{each.variant}: the load generator itself was late (P99 {lag:.1f} ms); the machine is busy with something else"
