@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from inferscope.record.pure.noop import NOOP
@@ -10,7 +9,6 @@ from inferscope.record.pure.recorder import Recorder as PureRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
 L = TypeVar("L")
 
@@ -32,11 +30,6 @@ class Recorder(PureRecorder):
         """The lock itself."""
         del name
         return lock
-
-    def attach(self, request: object | None) -> AbstractContextManager[Any]:
-        """A context manager that does nothing."""
-        del request
-        return nullcontext()
 
     def set_edges(self, request_name: str, edges_ns: Sequence[int]) -> None:
         """Nothing to judge."""

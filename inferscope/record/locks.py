@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import types
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from inferscope.record.sites import UNKNOWN, site_of_frame
@@ -26,7 +27,9 @@ def site_of_task(task: asyncio.Task[Any] | None) -> str:
     awaited: Any = task.get_coro()
     site = UNKNOWN
     for _ in range(_DEPTH):
-        frame: FrameType | None = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None) or getattr(awaited, "ag_frame", None)
+        frame: FrameType | None = (
+            getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None) or getattr(awaited, "ag_frame", None)
+        )
         if frame is None:
             break
         name = str(frame.f_globals.get("__name__"))
@@ -37,9 +40,7 @@ def site_of_task(task: asyncio.Task[Any] | None) -> str:
 
 
 @types.coroutine
-def _drive(
-    coroutine: Coroutine[Any, Any, Any], suspended: Callable[[], None], resumed: Callable[[], None]
-) -> Generator[Any, Any, Any]:
+def _drive(coroutine: Coroutine[Any, Any, Any], suspended: Callable[[], None], resumed: Callable[[], None]) -> Generator[Any, Any, Any]:
     """Await a coroutine and tell when it really had to wait, and when that wait ended well."""
     try:
         waiting = coroutine.send(None)
@@ -53,9 +54,9 @@ def _drive(
             coroutine.close()
             raise
         except BaseException as error:  # noqa: BLE001 - handed on, as `yield from` does
-            step: Callable[[], Any] = lambda error=error: coroutine.throw(error)  # noqa: E731
+            step: Callable[[], Any] = partial(coroutine.throw, error)
         else:
-            step = lambda sent=sent: coroutine.send(sent)  # noqa: E731
+            step = partial(coroutine.send, sent)
         try:
             waiting = step()
         except StopIteration as done:
@@ -188,10 +189,11 @@ class InstrumentedAsyncLock:
             result = predicate()
         return result
 
-    @property
-    def __class__(self) -> type[Any]:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - nobody sets it
         """The wrapped lock's class, so that `isinstance` holds as before."""
-        return type(self.wrapped)
+        kind: Any = self.wrapped.__class__
+        return kind
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle, or refuse to, as the wrapped lock does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from os.path import basename
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -32,9 +31,10 @@ def site_of_frame(frame: FrameType | None) -> str:
         return UNKNOWN
     code = found.f_code
     name: str = getattr(code, "co_qualname", code.co_name)
-    return f"{name} ({basename(code.co_filename)}:{found.f_lineno})"
+    file = code.co_filename.rpartition("/")[2]
+    return f"{name} ({file}:{found.f_lineno})"
 
 
 def site_of_thread(ident: int) -> str:
     """The site where a thread is right now; `unknown` when it is gone."""
-    return site_of_frame(sys._current_frames().get(ident))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented in `sys`
+    return site_of_frame(sys._current_frames().get(ident))  # pyright: ignore[reportPrivateUsage] - documented in `sys`

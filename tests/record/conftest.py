@@ -12,7 +12,7 @@ from inferscope.record import fallback
 
 try:
     from inferscope.record import _native
-except Exception as error:
+except Exception as error:  # noqa: BLE001 - whatever keeps it from loading
     _native, _MISSING = None, f"the C core is not built: {error}"
 else:
     _MISSING = ""

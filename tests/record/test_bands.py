@@ -50,7 +50,9 @@ def test_rows_are_ordered_exact_and_hold_every_nanosecond(implementation, reader
     assert reader(recorder).classed()["violations"] == tuple(sum(wall > edge for wall in walls) for edge in edges)
 
 
-@pytest.mark.parametrize(("ns", "band"), [(0, 0), (1023, 0), (1024, 0), (1151, 0), (1152, 1), (2047, 7), (2048, 8), (HIGHEST, 205), (1 << 40, 215)])
+@pytest.mark.parametrize(
+    ("ns", "band"), [(0, 0), (1023, 0), (1024, 0), (1151, 0), (1152, 1), (2047, 7), (2048, 8), (HIGHEST, 205), (1 << 40, 215)]
+)
 def test_bands_at_their_borders(timed, clock, reader, ns, band):
     with timed.request("r"):
         clock.tick(ns)

@@ -294,7 +294,7 @@ def test_async_generator_exceptions_pass_unchanged(decorator, calls):
 
     async def main():
         got = []
-        with pytest.raises(ValueError, match="x") as caught:
+        with pytest.raises(ValueError, match="x") as caught:  # noqa: PT012 - the loop is what raises
             async for item in stream():
                 got.append(item)
         assert caught.value is error

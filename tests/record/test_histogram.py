@@ -56,9 +56,7 @@ def test_quantiles_keep_the_bound_of_a_sorted_list(implementation, reader, value
 
 
 @shared
-@given(
-    first=st.lists(durations, max_size=30), second=st.lists(durations, max_size=30), third=st.lists(durations, max_size=30)
-)
+@given(first=st.lists(durations, max_size=30), second=st.lists(durations, max_size=30), third=st.lists(durations, max_size=30))
 def test_merging_is_addition_in_any_order(implementation, reader, first, second, third):
     def counts(*parts):
         recorder = implementation()
@@ -99,7 +97,7 @@ def test_layouts_are_those_promised(recorder):
 
 def test_a_short_or_foreign_buffer_is_refused(recorder):
     recorder.interval("copy", "x", 0, 1)
-    with pytest.raises(ValueError, match="buffer|bytes"):
+    with pytest.raises(ValueError, match=r"buffer|bytes"):
         recorder.read_counts(0, array("q", [0]))
     with pytest.raises(IndexError):
         recorder.read_counts(99, array("q", bytes(8 * 3840)))

@@ -46,7 +46,7 @@ def outcome(function, *args, **kwargs):
     """What a call does: its result, or its exception's type and message."""
     try:
         return function(*args, **kwargs)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - it is the outcome
         return type(error), str(error)
 
 

@@ -16,7 +16,7 @@ def test_totals_of_a_class(timed, clock, reader):
     for wall, items in ((40, 1), (60, 2), (200, 3)):
         with timed.request("r", items=items, model="m", cls="gold"):
             clock.tick(wall)
-    with pytest.raises(KeyError), timed.request("r", model="m", cls="gold") as request:
+    with pytest.raises(KeyError), timed.request("r", model="m", cls="gold") as request:  # noqa: PT012 - the block is the request
         clock.tick(10)
         request.items = 4
         raise KeyError
@@ -312,7 +312,7 @@ def test_a_profiled_request_stays_in_the_exact_counters_only(timed, clock, reade
 
     timed.set_hooks(on_start=lambda request: True, on_finish=finish)
     timed.armed = True
-    with pytest.raises(ValueError, match="x"), timed.request("r", items=3):
+    with pytest.raises(ValueError, match="x"), timed.request("r", items=3):  # noqa: PT012 - the block is the request
         clock.tick(50)
         raise ValueError("x")
     got = reader(timed).classed()

@@ -64,8 +64,7 @@ class Sites:
         if wait_ns >= 0:
             site.waits += 1
             site.wait_ns += wait_ns
-        if hold_ns > site.longest_hold_ns:
-            site.longest_hold_ns = hold_ns
+        site.longest_hold_ns = max(site.longest_hold_ns, hold_ns)
 
     def where(self, ident: int, now_ns: int) -> str:
         """The site where a thread is, read at most every 100 us: the look covers all threads and holds the GIL."""

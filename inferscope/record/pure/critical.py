@@ -18,17 +18,34 @@ class Node(Protocol):
     """One positioned interval. `flags` holds SpanFlag in its low 8 bits and the native thread above them, 0 for the request's own."""
 
     @property
-    def column(self) -> int: ...
+    def column(self) -> int:
+        """Column of the exclusive vector."""
+        ...
+
     @property
-    def start_ns(self) -> int: ...
+    def start_ns(self) -> int:
+        """Where it begins."""
+        ...
+
     @property
-    def end_ns(self) -> int: ...
+    def end_ns(self) -> int:
+        """Where it ends."""
+        ...
+
     @property
-    def flags(self) -> int: ...
+    def flags(self) -> int:
+        """`SpanFlag` and thread."""
+        ...
+
     @property
-    def aux(self) -> int: ...
+    def aux(self) -> int:
+        """Bytes or a lock site."""
+        ...
+
     @property
-    def parent(self) -> object: ...
+    def parent(self) -> object:
+        """Enclosing node."""
+        ...
 
 
 def _parents(nodes: Sequence[Node]) -> list[int]:

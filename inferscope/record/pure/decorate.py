@@ -33,11 +33,12 @@ def decorate(function: F, opening: Opening, shared: Shared) -> F:
     given: Any = function
     try:
         if isinstance(given, (staticmethod, classmethod)):
-            return cast(F, type(given)(decorate(given.__func__, opening, shared)))
+            bound: Any = cast(Any, given)
+            return cast(F, type(bound)(decorate(bound.__func__, opening, shared)))
         if isinstance(given, type) or not callable(given):
             return function
         return cast(F, functools.wraps(given)(_wrapper(given, opening, shared)))
-    except Exception:
+    except Exception:  # noqa: BLE001 - nothing of ours reaches the application
         shared.failed()
         return function
 
@@ -80,7 +81,7 @@ def _coroutine(function: Callable[..., Any], opening: Opening, shared: Shared) -
     return wrapper
 
 
-def _generator(function: Callable[..., Any], opening: Opening, shared: Shared) -> Callable[..., Any]:
+def _generator(function: Callable[..., Generator[Any, Any, Any]], opening: Opening, shared: Shared) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         if not shared.enabled:
             return (yield from function(*args, **kwargs))

@@ -30,15 +30,30 @@ class Series:
         layout: `COARSE` or `FINE`.
     """
 
-    __slots__ = ("_base", "_half", "_mask", "_unit", "clamped", "count", "counts", "digits", "index", "kind", "labels", "lowest_ns", "sum_ns")
+    __slots__ = (
+        "_base",
+        "_half",
+        "_mask",
+        "_unit",
+        "clamped",
+        "count",
+        "counts",
+        "digits",
+        "index",
+        "kind",
+        "labels",
+        "lowest_ns",
+        "sum_ns",
+    )
 
     def __init__(self, index: int, kind: str, labels: tuple[str, ...], layout: tuple[int, int] = COARSE) -> None:
         self.index = index
         self.kind = kind
         self.labels = labels
-        self.digits, self.lowest_ns = layout
-        sub_bits = (2 * 10**self.digits - 1).bit_length()
-        self._unit = self.lowest_ns.bit_length() - 1
+        self.digits: int = layout[0]
+        self.lowest_ns: int = layout[1]
+        sub_bits: int = (2 * 10**self.digits - 1).bit_length()
+        self._unit: int = self.lowest_ns.bit_length() - 1
         self._half = sub_bits - 1
         self._mask = ((1 << sub_bits) - 1) << self._unit
         self._base = sub_bits + self._unit

@@ -54,12 +54,12 @@ class InstrumentedLock:
         """As the wrapped lock's own, with the same errors."""
         holds = self._holds
         if timeout is _UNSET or (timeout is not None and timeout == self.FOREVER and blocking):
-            if holds.acquire(False):
+            if holds.acquire(False):  # noqa: FBT003 - threading's signature
                 holds.taken()
                 return True
             return bool(blocking) and holds.wait(holds.acquire)
         waits = blocking and isinstance(timeout, (int, float)) and 0 <= timeout <= TIMEOUT_MAX
-        if waits and holds.acquire(False):
+        if waits and holds.acquire(False):  # noqa: FBT003 - threading's signature
             holds.taken()
             return True
         if waits:
@@ -71,7 +71,7 @@ class InstrumentedLock:
 
     def __enter__(self) -> bool:
         holds = self._holds
-        if holds.acquire(False):
+        if holds.acquire(False):  # noqa: FBT003 - threading's signature
             holds.taken()
             return True
         return holds.wait(holds.acquire)
@@ -103,7 +103,7 @@ class InstrumentedLock:
         owned = getattr(holds.wrapped, "_is_owned", None)
         if owned is not None:
             return bool(owned())
-        if holds.acquire(False):
+        if holds.acquire(False):  # noqa: FBT003 - threading's signature
             holds.release()
             return False
         return True
@@ -127,10 +127,11 @@ class InstrumentedLock:
         holds.wrapped._at_fork_reinit()  # noqa: SLF001 - threading's own protocol
         holds.forget()
 
-    @property
-    def __class__(self) -> type[Any]:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride] - nobody sets it
         """The wrapped lock's class, so that `isinstance` holds as before."""
-        return type(self._holds.wrapped)
+        kind: Any = self._holds.wrapped.__class__
+        return kind
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle, or refuse to, as the wrapped lock does."""

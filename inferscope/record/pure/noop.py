@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Self
+
     F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = ["NOOP", "Noop"]
@@ -24,7 +26,7 @@ class Noop:
     cls: Final[str | None] = None
     open: Final = False
 
-    def __enter__(self) -> Noop:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -122,7 +122,7 @@ class Recorder(Shared):
             into = self.context.get() if request is None else request
             if isinstance(into, Request) and definition.column != NO_COLUMN:
                 into.place(definition.column, start_ns, end_ns, flags, aux)
-        except Exception:
+        except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             self.failed()
 
     def current(self) -> Request | None:

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from inferscope.record.pure.critical import critical_path, pack
 from inferscope.record.pure.decorate import decorate
+from inferscope.record.pure.host import thread_switches, whole
 from inferscope.record.pure.span import POSITIONS, Mark, Span
 from inferscope.types import COLUMN_LIMIT, SpanFlag
-
-try:
-    from resource import RUSAGE_THREAD, getrusage
-except ImportError:  # pragma: no cover - not Linux
-    getrusage = None  # type: ignore[assignment]
-    RUSAGE_THREAD = 0  # type: ignore[misc]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Token
     from types import FrameType, TracebackType
     from typing import Any
+
+    from typing_extensions import Self
 
     from inferscope.record.pure.classes import RequestClass
     from inferscope.record.pure.recorder import Recorder
@@ -54,9 +51,39 @@ class Request:
     """
 
     __slots__ = (
-        "_before", "_depth", "_generation", "_kind", "_of", "_outer", "_recorder", "_started_ns", "_token", "_traffic", "cls",
-        "cpu_known", "end_ns", "error", "id", "ident", "items", "latest_ns", "model", "name", "native_id", "open", "overlapping", "profiled",
-        "size", "spans", "start_ns", "top", "trace", "truncated", "vector", "wanted", "__weakref__",
+        "__weakref__",
+        "_before",
+        "_depth",
+        "_generation",
+        "_kind",
+        "_of",
+        "_outer",
+        "_recorder",
+        "_started_ns",
+        "_token",
+        "_traffic",
+        "cls",
+        "cpu_known",
+        "end_ns",
+        "error",
+        "id",
+        "ident",
+        "items",
+        "latest_ns",
+        "model",
+        "name",
+        "native_id",
+        "open",
+        "overlapping",
+        "profiled",
+        "size",
+        "spans",
+        "start_ns",
+        "top",
+        "trace",
+        "truncated",
+        "vector",
+        "wanted",
     )  # fmt: skip
 
     top: Span | Request | None
@@ -105,14 +132,14 @@ class Request:
         self.spans: list[Span | Mark] = []
         self.vector = _BLANK
 
-    def __enter__(self) -> Request:
+    def __enter__(self) -> Self:
         if self.open:
             self._depth += 1
             return self
         recorder = self._recorder
         try:
-            self._begin(recorder, sys._getframe(1))  # noqa: SLF001 - the documented way to a caller's frame
-        except Exception:
+            self._begin(recorder, sys._getframe(1))  # pyright: ignore[reportPrivateUsage] - documented in `sys`
+        except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             recorder.failed()
         return self
 
@@ -173,10 +200,8 @@ class Request:
 
     def _readings(self) -> tuple[int, int, int, int] | None:
         """Thread CPU in ns, voluntary and involuntary switches, requests entered on this thread."""
-        if getrusage is None:  # pragma: no cover - not Linux
-            return None
-        usage = getrusage(RUSAGE_THREAD)
-        return time.thread_time_ns(), usage.ru_nvcsw, usage.ru_nivcsw, self._traffic.entered
+        switches = thread_switches()
+        return None if switches is None else (time.thread_time_ns(), *switches, self._traffic.entered)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._depth:
@@ -184,7 +209,7 @@ class Request:
             return
         try:
             self.finish(None if kind is None else kind.__qualname__)
-        except Exception:
+        except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             self._recorder.failed()
         finally:
             self._leave()
@@ -218,7 +243,7 @@ class Request:
             self._close(recorder, end)
             if self._generation == recorder.generation:
                 self._count(recorder, end - self.start_ns)
-        except Exception:
+        except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             recorder.failed()
 
     def discard(self) -> None:
@@ -228,7 +253,7 @@ class Request:
             self.open = False
             try:
                 self._close(self._recorder, end)
-            except Exception:
+            except Exception:  # noqa: BLE001 - nothing of ours reaches the application
                 self._recorder.failed()
 
     def _close(self, recorder: Recorder, end: int) -> None:
@@ -262,7 +287,7 @@ class Request:
         cpu = switched = forced = None
         if before is not None and after is not None and before[3] == after[3]:
             cpu, switched, forced = after[0] - before[0], after[1] - before[1], after[2] - before[2]
-        of.count_request(wall_ns, self.items if isinstance(self.items, int) else 1, error=self.error is not None)
+        of.count_request(wall_ns, whole(self.items), error=self.error is not None)
         if self.truncated:
             of.truncated += 1
             recorder.losses.truncated += 1

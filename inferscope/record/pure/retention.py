@@ -79,10 +79,8 @@ class Retention:
 
     def drain(self) -> list[Retained]:
         """Everything retained since the last call."""
-        queue, taken = self._queue, []
-        for _ in range(len(queue)):
-            taken.append(queue.popleft())
-        return taken
+        queue = self._queue
+        return [queue.popleft() for _ in range(len(queue))]
 
     def clear(self) -> None:
         """Forget the queue and draw anew: a forked child must not repeat its parent's sample."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import get_ident
-from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
 
 from inferscope.record.pure.decorate import decorate
 from inferscope.record.pure.histogram import HIGHEST_NS
@@ -12,7 +12,8 @@ from inferscope.types import SpanFlag
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import Any
+
+    from typing_extensions import Self
 
     from inferscope.record.pure.registry import Definition
     from inferscope.record.pure.request import Request
@@ -81,7 +82,7 @@ class Span:
         """The stage's name."""
         return self.stage.name
 
-    def __enter__(self) -> Span:
+    def __enter__(self) -> Self:
         stage = self.stage
         if self.start_ns != _NEVER:
             return self._enter_again()
@@ -103,7 +104,7 @@ class Span:
             self.start_ns = stage.clock()
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             self._undo()
-            self.__class__ = _Dead
+            self.__class__ = cast(Any, _Dead)
             stage.shared.failed()
         return self
 
@@ -140,12 +141,12 @@ class Span:
             self._undo()
             stage.shared.failed()
 
-    def _enter_again(self) -> Span:
+    def _enter_again(self) -> Self:
         """Open another span in place of this one, which is open or keeps its position in a record."""
         try:
             if self.__class__ is Span:
                 self.inner = []
-                self.__class__ = _Reentered
+                self.__class__ = cast(Any, _Reentered)
             again = Span(self.stage)
             self.inner.append(again)
             again.__enter__()

@@ -73,7 +73,7 @@ class Shared:
         self.context: ContextVar[Request | None] = ContextVar("inferscope.request", default=None)
         self.thread = ThreadState()
         self.losses = Counters()
-        self.generation = 0
+        self.generation: int = 0
         self.enabled = True
         self.armed = False
         self.cpu_mode = "auto"
@@ -94,7 +94,7 @@ class Shared:
         try:
             if self.on_start is not None and self.on_start(request):
                 request.wanted = True
-        except Exception:
+        except Exception:  # noqa: BLE001 - a hook of another room
             self.losses.hook_errors += 1
 
     def enter_hook(self, request: Request, name: str, kind: str) -> None:
@@ -102,7 +102,7 @@ class Shared:
         try:
             if self.on_enter is not None:
                 self.on_enter(request, name, kind)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a hook of another room
             self.losses.hook_errors += 1
 
     def exit_hook(self, request: Request, name: str, kind: str) -> None:
@@ -110,7 +110,7 @@ class Shared:
         try:
             if self.on_exit is not None:
                 self.on_exit(request, name, kind)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a hook of another room
             self.losses.hook_errors += 1
 
     def finish_hook(self, request: Request, wall_ns: int) -> None:
@@ -118,5 +118,5 @@ class Shared:
         try:
             if self.on_finish is not None:
                 self.on_finish(request, wall_ns)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a hook of another room
             self.losses.hook_errors += 1
