@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from inferscope import guard, settings
 from inferscope.record import core
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from typing_extensions import Unpack
+
     from inferscope.capture.budget import CaptureBudget
     from inferscope.detect.slo import SLO
     from inferscope.runtime import Runtime
     from inferscope.types import Snapshot
 
 __all__ = [
+    "Keywords",
     "capture_now",
     "configure",
     "flush",
@@ -35,66 +38,71 @@ __all__ = [
     "watch",
 ]
 
+
+class Keywords(TypedDict, total=False):
+    """Keywords of `inferscope.configure()`; each may also come from `INFERSCOPE_<NAME>` or a settings file."""
+
+    service: str | None
+    """`service.name`; default `OTEL_SERVICE_NAME`, else "unknown_service"."""
+    version: str | None
+    """`service.version`; default that of `OTEL_RESOURCE_ATTRIBUTES`."""
+    slo: SLO | Sequence[SLO] | str | None
+    """Objectives, as `SLO` values or text such as "score:p99_ms=20"; default none."""
+    state_dir: str | os.PathLike[str] | None
+    """Where evidence lies; default `$XDG_STATE_HOME/inferscope` or `~/.local/state/inferscope`."""
+    endpoint: str | None
+    """OTLP endpoint; default the standard variables. With none, nothing is sent: a local ring is kept."""
+    protocol: str | None
+    """"http/protobuf" or "grpc"; default by the standard variables and the port."""
+    headers: str | None
+    """OTLP headers as "key=value,key2=value2"."""
+    export_interval_s: float | None
+    """Seconds between metric exports, default 10."""
+    otlp_scale: int | None
+    """Scale of exponential histograms, 3 to 8; default 5, whose buckets are at most 1.08 % off."""
+    series_limit: int | None
+    """Metric series this process may export, default 100; the rest is one overflow series."""
+    budget: CaptureBudget | None
+    """What captures may cost; default `CaptureBudget()`."""
+    warmup_s: float | None
+    """Seconds before an objective is judged, default 300."""
+    warmup_requests: int | None
+    """Requests before it is judged, default 2000; whichever comes first."""
+    fleet_size: int | None
+    """Replicas that share the allowance of false triggers, default 1."""
+    trigger: str | None
+    """"e_detector" (default) or "burn_rate"."""
+    diagnose: str | None
+    """"local" (default): a child process explains an incident; "deferred": the command line does; "off"."""
+    capture: bool | None
+    """Whether breaches are profiled, default True."""
+    export: bool | None
+    """Whether anything leaves the process, default True."""
+    enabled: bool | None
+    """False makes everything a passthrough; default True."""
+    integrations: Sequence[str] | None
+    """Names to instrument at once, as `instrument` takes them; default none."""
+    tick_s: float | None
+    """Seconds between windows, default 1."""
+    on_incident: Callable[[Path], None] | None
+    """Called with the incident's directory after each diagnosis, on a thread of ours."""
+
+
 _lock = threading.Lock()
 _runtime: Runtime | None = None
 
 
-def configure(
-    *,
-    service: str | None = None,
-    version: str | None = None,
-    slo: SLO | Sequence[SLO] | str | None = None,
-    state_dir: str | os.PathLike[str] | None = None,
-    endpoint: str | None = None,
-    protocol: str | None = None,
-    headers: str | None = None,
-    export_interval_s: float | None = None,
-    otlp_scale: int | None = None,
-    series_limit: int | None = None,
-    budget: CaptureBudget | None = None,
-    warmup_s: float | None = None,
-    warmup_requests: int | None = None,
-    fleet_size: int | None = None,
-    trigger: str | None = None,
-    diagnose: str | None = None,
-    capture: bool | None = None,
-    export: bool | None = None,
-    enabled: bool | None = None,
-    integrations: Sequence[str] | None = None,
-    tick_s: float | None = None,
-    on_incident: Callable[[Path], None] | None = None,
-) -> None:
+def configure(**keywords: Unpack[Keywords]) -> None:
     """Start measuring, detecting and exporting in this process; a second call replaces the first.
 
     Args:
-        service: `service.name`; default `OTEL_SERVICE_NAME`, else "unknown_service".
-        version: `service.version`.
-        slo: Objectives, as `SLO` values or text such as "score:p99_ms=20".
-        state_dir: Where evidence lies; default `$XDG_STATE_HOME/inferscope` or `~/.local/state/inferscope`.
-        endpoint: OTLP endpoint; default the standard variables. With none, nothing is sent: a local ring is kept.
-        protocol: "http/protobuf" or "grpc".
-        headers: OTLP headers as "key=value,key2=value2".
-        export_interval_s: Seconds between metric exports, default 10.
-        otlp_scale: Scale of exponential histograms, 3 to 8, default 5 (bucket half-width 1.08 %).
-        series_limit: Metric series this process may export, default 100; the rest is one overflow series.
-        budget: What captures may cost; default `CaptureBudget()`.
-        warmup_s: Seconds before an objective is judged, default 300.
-        warmup_requests: Requests before it is judged, default 2000; whichever comes first.
-        fleet_size: Replicas that share the false-trigger budget, default 1.
-        trigger: "e_detector" (default) or "burn_rate".
-        diagnose: "local" (default), "deferred" or "off".
-        capture: Whether breaches are profiled, default True.
-        export: Whether anything leaves the process, default True.
-        enabled: False makes everything a passthrough.
-        integrations: Names to instrument at once, as `instrument` takes them.
-        tick_s: Seconds between windows, default 1.
-        on_incident: Called with the incident's directory after each diagnosis, on a thread of ours.
+        **keywords: See `inferscope.api.Keywords`: `service`, `slo`, `endpoint`, `state_dir`, `budget` and others, all optional.
+            What is not given comes from `INFERSCOPE_*`, then from inferscope.toml or `[tool.inferscope]`, then from the defaults.
 
     Raises:
         ConfigurationError: A keyword has an unusable value, or two objectives share a name. Nothing was changed then.
     """
-    keywords = dict(locals())
-    global _runtime  # noqa: PLW0603  (one runtime a process is the contract of this module)
+    global _runtime
     loaded = settings.load(keywords)
     if core.IMPLEMENTATION == "disabled":
         return
@@ -112,9 +120,8 @@ def configure(
         _runtime = built
         with guard.guard("start"):
             built.start()
-    wanted = loaded.integrations
-    if wanted:
-        instrument(*wanted)
+    if loaded.integrations:
+        instrument(*loaded.integrations)
 
 
 def _running() -> Runtime | None:

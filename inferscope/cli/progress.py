@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -26,7 +24,7 @@ class Progress:
         self._tty = sys.stderr.isatty()
 
     @contextmanager
-    def part(self, label: str, seconds: float | None = None) -> Generator[None]:
+    def part(self, label: str, seconds: float | None = None) -> Generator[None, None, None]:
         """Show `label` while the block runs; with `seconds`, the bar fills over that time."""
         if self._quiet:
             yield
@@ -39,27 +37,22 @@ class Progress:
         yield from self._bar(label, seconds)
 
     @staticmethod
-    def _bar(label: str, seconds: float | None) -> Generator[None]:
+    def _bar(label: str, seconds: float | None) -> Generator[None, None, None]:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
+        from rich.progress import ProgressColumn, Task, TextColumn, TimeElapsedColumn
+        from rich.progress_bar import ProgressBar
 
-        with Bar(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(label, total=seconds)
-            stop = threading.Event()
-            began = time.monotonic()
+        class Elapsed(ProgressColumn):
+            """Fills with the time that has passed; pulses where nobody knows how long it takes."""
 
-            def fill() -> None:
-                while not stop.wait(0.2):
-                    bar.update(task, completed=min(time.monotonic() - began, seconds or 0.0))
+            def render(self, task: Task) -> ProgressBar:
+                done = min(task.elapsed or 0.0, seconds or 0.0)
+                return ProgressBar(total=seconds, completed=done, width=40, pulse=seconds is None)
 
-            filler = threading.Thread(target=fill, daemon=True)
-            if seconds is not None:
-                filler.start()
-            try:
-                yield
-            finally:
-                stop.set()
+        with Bar(TextColumn("{task.description}"), Elapsed(), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+            bar.add_task(label, total=seconds)
+            yield
 
     def done(self) -> None:
         """All parts are over."""

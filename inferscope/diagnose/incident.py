@@ -70,23 +70,16 @@ def diagnose(
     context = Context(breach, horizon, attribution, what_if, broken, kept)
     findings = evaluate(context, ALL)
     latency = Latency(*(_ms(quantile_ns(horizon.latency, q)) for q in (0.50, 0.95, 0.99, 0.999)))
+    span = (int(evidence[0]["from_ns"]), int(evidence[0]["to_ns"]))
     return Incident(
-        id=breach.id,
-        service=service,
-        path=path,
-        opened_unix_ns=breach.detected_unix_ns,
-        closed_unix_ns=None,
-        state=state,
-        breach=breach,
-        from_ns=int(evidence[0]["from_ns"]),
-        to_ns=int(evidence[0]["to_ns"]),
+        *(breach.id, service, path, breach.detected_unix_ns, None, state, breach, *span),
         latency_ms=latency,
         requests=horizon.count,
         errors=horizon.errors,
         exceeding=exceeding,
         excluded=horizon.excluded,
         throughput_rps=horizon.count / horizon.seconds if horizon.seconds > 0 else 0.0,
-        jitter_ms=None if latency.p99 is None or latency.p50 is None else latency.p99 - latency.p50,
+        jitter_ms=_jitter(latency),
         device_busy=horizon.device_busy,
         verdict=_verdict(context, latency, findings),
         attribution=attribution.shares,
@@ -96,6 +89,10 @@ def diagnose(
         captures=tuple(summary for summary, _ in kept),
         notes=(*_basis(attribution), *attribution.notes, *what_if.notes, *_merged(horizon), *left_out, *notes),
     )
+
+
+def _jitter(latency: Latency) -> float | None:
+    return None if latency.p99 is None or latency.p50 is None else latency.p99 - latency.p50
 
 
 def _ms(value_ns: float | None) -> float | None:
