@@ -25,7 +25,7 @@ __all__ = ["REASONS", "ProfilerGate", "arm_refusal", "choose_device", "disk_low"
 
 REASONS: Final[Mapping[str, str]] = {
     "torch_not_imported": "the application has not imported torch",
-    "torch_not_usable": "this torch has no profiler that can be stopped safely",
+    "torch_not_usable": "this torch was built without Kineto, or its profiler starts in a way that we do not know",
     "user_profiler": "the application's own profiler is active",
     "kineto_daemon": "KINETO_USE_DAEMON is set, which profiles on its own account",
     "finalizing": "the interpreter is shutting down",
@@ -35,6 +35,8 @@ REASONS: Final[Mapping[str, str]] = {
     "greenlets": "gevent or eventlet switches inside synchronous code",
     "poisoned": "an earlier session could not be stopped in this process",
     "cuda_cold": "CUDA is in use and no CUPTI warm-up ran: a first session without it would blind all later ones",
+    "graph_capture": "a CUDA graph is being captured on this stream, where a stop would synchronise",
+    "device_pause": "the previous session that recorded the GPU ended a moment ago",
     "busy": "captures for another incident are under way",
     "cooldown": "captures for the previous incident ended a moment ago",
     "tripped": "the breaker is open",
@@ -103,6 +105,8 @@ def choose_device(torch: Any, *, warmed: bool) -> tuple[str | None, str | None]:
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized() or injected():
         return None, None
+    if cuda.is_current_stream_capturing():
+        return None, "graph_capture"
     return ("cuda", None) if warmed else (None, "cuda_cold")
 
 
@@ -153,6 +157,11 @@ def session_refusal(torch: Any) -> str | None:
     return "user_profiler" if profiler_active(torch) else None
 
 
+def _usable(torch: Any) -> bool:
+    """Whether sessions can be saved, and users' profilers met at the one place that all of them pass."""
+    return bool(torch.autograd.kineto_available()) and hasattr(torch.autograd.profiler.profile, "_prepare_trace")
+
+
 def arm_refusal(directory: Path, *, age_ns: int, ttl_ns: int, free_memory_bytes: int) -> str | None:
     """The first reason not to arm for an incident in `directory` whose breach was detected `age_ns` ago; None when there is none.
 
@@ -161,7 +170,7 @@ def arm_refusal(directory: Path, *, age_ns: int, ttl_ns: int, free_memory_bytes:
     torch = session.loaded_torch()
     checks: tuple[tuple[str, Callable[[], bool]], ...] = (
         ("torch_not_imported", lambda: torch is None),
-        ("torch_not_usable", lambda: not hasattr(torch.autograd.profiler.profile, "_prepare_trace") if torch is not None else True),
+        ("torch_not_usable", lambda: not _usable(torch)),
         ("poisoned", lambda: bool(session.poisoned())),
         ("finalizing", sys.is_finalizing),
         ("kineto_daemon", lambda: bool(os.environ.get("KINETO_USE_DAEMON"))),

@@ -28,6 +28,8 @@ USER_WAIT_S: Final = 2.0
 EXIT_WAIT_S: Final = 0.5
 SLOWEST_STALL_NS: Final = 50 * NS_PER_MS
 """CPU time of one start and stop above which it counts as a fault."""
+DEVICE_PAUSE_NS: Final = 5 * NS_PER_S
+"""Between two sessions that record a GPU: CUPTI ends the first one asynchronously and a quick second races it."""
 _STOP_TARGET_NS: Final = 5 * NS_PER_MS
 _STOP_FLOOR_NS: Final = NS_PER_MS // 2
 _LIMITS_NS: Final = (5 * NS_PER_MS, 2000 * NS_PER_MS)
@@ -85,6 +87,7 @@ class Recording:
         self._clock = clock
         self._cooled_ns = 0
         self._stop_ratio = 0.0
+        self._device_from_ns = 0
         self.machine.move(State.IDLE)
 
     # Arming
@@ -107,7 +110,7 @@ class Recording:
             running = self.session
             if running is not None:
                 running.stop_wanted = running.discard = True
-            else:
+            elif self.machine.state in {State.ARMED, State.EXPORTING}:
                 self.machine.move(State.COOLDOWN)
         if running is None:
             self._quiet()
@@ -176,6 +179,8 @@ class Recording:
             self.counts.busy += 1
             return None
         device, reason = guards.choose_device(self._torch, warmed=self.warmed)
+        if device is not None and self._clock() < self._device_from_ns:
+            reason = "device_pause"
         reason = reason or ("user_profiler" if self.gate.occupied() else guards.session_refusal(self._torch))
         with self.mutex:
             if reason is not None or not self._armed or not self.machine.move(State.RECORDING):
@@ -197,7 +202,7 @@ class Recording:
         return running
 
     def _limit_ns(self) -> int:
-        """Longest session whose stop should stay near 5 ms, from what earlier stops took: a stop costs by the event."""
+        """CPU time of the longest session whose stop should stay near 5 ms, from what earlier stops took: a stop costs by the event."""
         if self._stop_ratio <= 0.0:
             return _FIRST_LIMIT_NS
         return min(max(int(_STOP_TARGET_NS / self._stop_ratio), _LIMITS_NS[0]), _LIMITS_NS[1])
@@ -213,8 +218,10 @@ class Recording:
             self._after(running, held)
             self.fault(f"stop: {type(error).__name__}")
             raise
-        ratio = max(running.stop_cpu_ns - _STOP_FLOOR_NS, 0) / max(running.end_ns - running.opened_ns, NS_PER_MS)
+        ratio = max(running.stop_cpu_ns - _STOP_FLOOR_NS, 0) / max(running.cpu_ns, NS_PER_MS)
         self._stop_ratio = ratio if self._stop_ratio == 0.0 else 0.8 * self._stop_ratio + 0.2 * ratio
+        if running.device is not None:
+            self._device_from_ns = running.end_ns + DEVICE_PAUSE_NS
         if running.discard or running.yielded:
             running.results = None
         self._after(running, held)
@@ -247,7 +254,7 @@ class Recording:
             running.mute()
         elif running.stop_wanted:
             self.close(running)
-        elif self._clock() - running.opened_ns > running.limit_ns:
+        elif running.overlong():
             running.truncated = True
             self.close(running)
 

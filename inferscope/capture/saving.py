@@ -114,6 +114,9 @@ def save_trace(kept: Kept, clock: Callable[[], int]) -> None:
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if final.exists():
+            # A worker that was restarted counts its requests anew; what is on disk may be published already.
+            raise EvidenceError(f"{final.name} exists already")  # noqa: TRY301  (one clean-up for all ways to fail)
         begun = clock()
         try:
             results.save(str(temporary))  # holds the interpreter throughout
@@ -217,8 +220,11 @@ class Shelf:
         while self._queue and not recording.gate.occupied() and self._save_next() and recording.spending.solvent(self._clock()):
             time.sleep(0)
         now = self._clock()
-        due = [kept for kept in self._waiting if kept.recorded or now - kept.saved_ns >= RECORD_WAIT_NS]
-        self._waiting = [kept for kept in self._waiting if kept not in due]
+        due: list[Kept] = []
+        early: list[Kept] = []
+        for kept in self._waiting:
+            (due if kept.recorded or now - kept.saved_ns >= RECORD_WAIT_NS else early).append(kept)
+        self._waiting = early
         complete: list[CaptureSummary] = []
         for kept in due:
             try:

@@ -25,6 +25,8 @@ __all__ = ["FAULT_LIMIT", "TRANSITIONS", "Machine", "Session", "State", "loaded_
 FAULT_LIMIT: Final = 3
 """Faults within `FAULT_PERIOD_NS` that trip the breaker."""
 FAULT_PERIOD_NS: Final = 60 * NS_PER_S
+LONGEST_NS: Final = 30 * NS_PER_S
+"""Age at which a session is stopped at the next hook whatever it recorded: its region was probably never left."""
 TRIPPED_NS: Final = 3600 * NS_PER_S
 """How long the breaker stays open."""
 
@@ -155,11 +157,12 @@ class Session:
     Args:
         request_id: The request it belongs to.
         region: Name of the synchronous region.
-        limit_ns: Age after which the next hook on this thread stops it, so that a stop stays cheap (it costs per event).
+        limit_ns: CPU time of this thread after which the next hook on it stops the session, so that a stop stays cheap (it costs by the event,
+            and a thread that waits makes none).
     """
 
     __slots__ = (
-        "_claim", "_clock", "_profile", "_torch", "abandoned", "device", "discard", "end_ns", "limit_ns", "muted",
+        "_claim", "_clock", "_profile", "_torch", "abandoned", "cpu_ns", "device", "discard", "end_ns", "limit_ns", "muted",
         "native", "opened_ns", "region", "request_id", "results", "start_cost_ns", "start_cpu_ns", "stop_cost_ns", "stop_cpu_ns",
         "stop_wanted", "thread", "truncated", "yielded",
     )  # fmt: skip
@@ -177,6 +180,8 @@ class Session:
         self.end_ns = 0
         self.start_cost_ns = 0
         self.stop_cost_ns = 0
+        self.cpu_ns = 0
+        """Thread CPU time between start and stop; before the stop, the reading at the start."""
         self.start_cpu_ns = 0
         self.stop_cpu_ns = 0
         """Thread CPU time: what of the stall was ours and not the scheduler's."""
@@ -209,13 +214,19 @@ class Session:
         self._profile.__enter__()
         self.opened_ns = self._clock()
         self.start_cost_ns = self.opened_ns - begun
-        self.start_cpu_ns = time.thread_time_ns() - cpu
+        self.cpu_ns = time.thread_time_ns()
+        self.start_cpu_ns = self.cpu_ns - cpu
+
+    def overlong(self) -> bool:
+        """Whether it has grown too long; asked on its own thread."""
+        return time.thread_time_ns() - self.cpu_ns > self.limit_ns or self._clock() - self.opened_ns > LONGEST_NS
 
     def close(self) -> bool:
         """Stop recording; on the thread of `open` only. False when it was closed or abandoned before."""
         if not self._claim.acquire(blocking=False):
             return False
         begun, cpu = self._clock(), time.thread_time_ns()
+        self.cpu_ns = cpu - self.cpu_ns
         profile, self._profile = self._profile, None
         try:
             profile.__exit__(None, None, None)

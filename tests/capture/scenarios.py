@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -20,7 +18,13 @@ from inferscope.record import core
 
 torch.set_num_threads(1)
 SMALL = torch.randn(8, 8)
-LAVISH = CaptureBudget(max_share=1.0, attempts_per_s=100, stall_ms_per_s=100, slow=64, body=64, free_memory_mb=0, per_hour=1000, cooldown_s=0)
+LAVISH = CaptureBudget(
+    max_share=1.0, attempts_per_s=100, stall_ms_per_s=100, slow=64, body=64, free_memory_mb=0, per_hour=1000, cooldown_s=0
+)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
 
 
 def operators(count: int) -> None:
@@ -44,13 +48,35 @@ def unlimited(capture: RequestScopedCapture) -> None:
     capture.recording.spending.spend = lambda _stall, _now: None
 
 
+class Users:
+    """The application's own profiling: never two at once, which crashes torch without any help of ours."""
+
+    def __init__(self) -> None:
+        self.own = threading.Lock()
+        self.uses = 0
+        self.incomplete: list[int] = []
+
+    def profile(self) -> None:
+        if not self.own.acquire(blocking=False):
+            return
+        try:
+            with torch.autograd.profiler.profile(use_kineto=True) as profile:
+                operators(25)
+        finally:
+            self.own.release()
+        seen = sum(event.name == "aten::add" for event in profile.function_events)
+        self.uses += 1
+        if seen != 25:
+            self.incomplete.append(seen)
+
+
 def storm(directory: Path, sessions: int) -> None:
     """Captures under saturated small operators on six threads, while the application profiles itself now and then."""
     never = 1 << 62
     recorder, capture = build(directory, threshold_ns=never)
     unlimited(capture)
-    stop = threading.Event()
-    counts, uses, bad = capture.recording.counts, [], []
+    stop, users = threading.Event(), Users()
+    counts, target = capture.recording.counts, capture._armed.target
 
     def serve(seed: int) -> None:
         chance = random.Random(seed)
@@ -60,38 +86,18 @@ def storm(directory: Path, sessions: int) -> None:
                 with recorder.stage("forward"):
                     operators(20)
                 if seed == 0 and chance.random() < 0.02:
-                    profile_oneself()
-
-    # The application itself has to keep its profilers apart: two of its own at once crash torch without any help of ours.
-    own = threading.Lock()
-
-    def profile_oneself() -> None:
-        if not own.acquire(blocking=False):
-            return
-        with own_released(), torch.autograd.profiler.profile(use_kineto=True) as profile:
-            operators(25)
-        seen = sum(event.name == "aten::add" for event in profile.function_events)
-        uses.append(seen)
-        if seen != 25:
-            bad.append(seen)
-
-    @contextlib.contextmanager
-    def own_released() -> Iterator[None]:
-        try:
-            yield
-        finally:
-            own.release()
+                    users.profile()
 
     def use_own_profiler() -> None:
         chance = random.Random(7)
         while not stop.is_set():
             time.sleep(chance.random() * 0.05)
-            profile_oneself()
+            users.profile()
 
     threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(6)] + [threading.Thread(target=use_own_profiler)]
     for thread in threads:
         thread.start()
-    begun, target = time.monotonic(), capture._armed.target
+    begun = time.monotonic()
     while counts.sessions < sessions and time.monotonic() - begun < 60:
         # Halfway some are kept and written while others record.
         halfway = counts.sessions > sessions // 2 and counts.kept <= 8
@@ -106,7 +112,8 @@ def storm(directory: Path, sessions: int) -> None:
     while len(capture.shelf) and time.monotonic() < deadline:
         capture.run_once()
         time.sleep(0.05)
-    print(json.dumps({**capture.status(), "uses": len(uses), "bad": bad, "hook_errors": recorder.counters()["hook_errors"]}))
+    said = {**capture.status(), "uses": users.uses, "incomplete": users.incomplete, "hook_errors": recorder.counters()["hook_errors"]}
+    say(json.dumps(said))
 
 
 def exit_on_main(directory: Path) -> None:
@@ -221,6 +228,32 @@ def user_waits_in_vain(directory: Path) -> None:
     assert sum(event.name == "aten::add" for event in profile.function_events) == 25
 
 
+def user_overtakes(directory: Path) -> None:
+    """As before, and our region ends while the application's profiler records: its callbacks are silenced, not stopped."""
+    recording_module.USER_WAIT_S = 0.1
+    recorder, capture = build(directory)
+    entered, leave = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        with recorder.request("score"):
+            operators(50)
+            entered.set()
+            leave.wait()
+            operators(50)
+        operators(5000)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    entered.wait()
+    with torch.autograd.profiler.profile(use_kineto=True) as profile:
+        operators(25)
+        leave.set()
+        thread.join()
+        operators(25)
+    assert sum(event.name == "aten::add" for event in profile.function_events) == 50
+    assert capture.recording.counts.abandoned == 1
+
+
 def first_capture(directory: Path) -> None:
     """What the first capture of a process costs, beside what torch.profiler would import."""
     recorder, capture = build(directory)
@@ -235,7 +268,7 @@ def first_capture(directory: Path) -> None:
     import torch._inductor  # noqa: F401
 
     inductor = time.perf_counter_ns() - begun
-    print(json.dumps({"ours_ns": stalls["start"] + stalls["stop"], "inductor_ns": inductor, "modules": new}))
+    say(json.dumps({"ours_ns": stalls["start"] + stalls["stop"], "inductor_ns": inductor, "modules": new}))
 
 
 def growth(directory: Path, sessions: int) -> None:
@@ -251,7 +284,7 @@ def growth(directory: Path, sessions: int) -> None:
             operators(400)
         if n == 20:
             at["begin"] = resident()
-    print(json.dumps({"growth_bytes": resident() - at["begin"], "sessions": capture.recording.counts.sessions}))
+    say(json.dumps({"growth_bytes": resident() - at["begin"], "sessions": capture.recording.counts.sessions}))
 
 
 if __name__ == "__main__":

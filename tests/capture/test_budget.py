@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -75,7 +76,7 @@ def test_draws_do_not_follow_a_period_of_the_traffic():
 def test_attempts_are_spaced():
     spending = Spending(CaptureBudget(max_share=1.0, attempts_per_s=10))
     drawn = [now for now in range(0, 3 * SECOND, MS) if spending.draw(now)]
-    assert all(later - earlier >= SECOND / 10 for earlier, later in zip(drawn, drawn[1:], strict=False))
+    assert all(later - earlier >= SECOND / 10 for earlier, later in itertools.pairwise(drawn))
     assert len(drawn) == 30
 
 

@@ -46,6 +46,9 @@ def test_torch_without_the_entry_that_we_guard(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.delattr(PROFILE, "_prepare_trace")
         assert refusal(tmp_path) == "torch_not_usable"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd, "kineto_available", lambda: False)
+        assert refusal(tmp_path) == "torch_not_usable"
 
 
 def test_kineto_daemon(tmp_path, monkeypatch):
@@ -109,7 +112,10 @@ def test_poisoned(tmp_path, monkeypatch):
     assert refusal(tmp_path) == "poisoned"
 
 
-@pytest.mark.parametrize(("module", "question", "argument"), [("gevent.monkey", "is_module_patched", "threading"), ("eventlet.patcher", "is_monkey_patched", "thread")])
+@pytest.mark.parametrize(
+    ("module", "question", "argument"),
+    [("gevent.monkey", "is_module_patched", "threading"), ("eventlet.patcher", "is_monkey_patched", "thread")],
+)
 def test_greenlets(tmp_path, monkeypatch, module, question, argument):
     monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{question: lambda name: name == argument}))
     assert refusal(tmp_path) == "greenlets"
@@ -137,9 +143,10 @@ def test_a_profiler_on_another_thread_is_seen_even_without_the_flag(monkeypatch)
     started.wait()
     try:
         # As after the end of any other profiler in the process.
-        monkeypatch.setattr(torch.autograd.profiler, "_is_profiler_enabled", False)
-        assert not torch.autograd._profiler_enabled()
-        assert profiler_active(torch)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.autograd.profiler, "_is_profiler_enabled", False)
+            assert not torch.autograd._profiler_enabled()
+            assert profiler_active(torch)
     finally:
         stop.set()
         thread.join()
@@ -159,8 +166,10 @@ def test_without_the_symbol_the_flag_decides(monkeypatch):
         guards._native_probe.cache_clear()
 
 
-def cuda(initialised: bool) -> types.SimpleNamespace:
-    return types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: initialised))
+def cuda(initialised: bool, capturing: bool = False) -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        cuda=types.SimpleNamespace(is_initialized=lambda: initialised, is_current_stream_capturing=lambda: capturing)
+    )
 
 
 def test_devices(monkeypatch):
@@ -168,6 +177,7 @@ def test_devices(monkeypatch):
     assert choose_device(cuda(False), warmed=False) == (None, None)
     assert choose_device(cuda(True), warmed=True) == ("cuda", None)
     assert choose_device(cuda(True), warmed=False) == (None, "cuda_cold")
+    assert choose_device(cuda(True, capturing=True), warmed=True) == (None, "graph_capture")
 
 
 @pytest.mark.parametrize("name", ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"])
@@ -179,7 +189,7 @@ def test_another_tool_owns_cupti(monkeypatch, name):
 
 
 def test_each_reason_has_words():
-    assert all(words and words[0].islower() or words.startswith(("KINETO", "CUDA")) for words in guards.REASONS.values())
+    assert all(words[0].islower() or words.startswith(("KINETO", "CUDA")) for words in guards.REASONS.values())
 
 
 # The gate

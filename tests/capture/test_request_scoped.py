@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +35,9 @@ class Bench:
 
     def __init__(self, directory, budget=FREE, **target) -> None:
         self.armed = []
-        self.capture = RequestScopedCapture(budget, set_armed=self.armed.append, columns=lambda: [Column("unattributed", "unattributed"), Column("stage", "forward")])
+        self.capture = RequestScopedCapture(
+            budget, set_armed=self.armed.append, columns=lambda: [Column("unattributed", "unattributed"), Column("stage", "forward")]
+        )
         self.directory = directory
         self.number = 0
         if budget is FREE:
@@ -434,7 +437,9 @@ def test_arming_is_refused_with_words(tmp_path, monkeypatch):
 def test_armed_only_for_its_time(tmp_path):
     now = [1]
     flips = []
-    one = RequestScopedCapture(CaptureBudget(max_share=1.0, free_memory_mb=0, armed_s=10, cooldown_s=5), set_armed=flips.append, clock=lambda: now[0])
+    one = RequestScopedCapture(
+        CaptureBudget(max_share=1.0, free_memory_mb=0, armed_s=10, cooldown_s=5), set_armed=flips.append, clock=lambda: now[0]
+    )
     assert one.arm(Target("x", tmp_path, "score", MS)) is None
     now[0] += 9_999 * MS
     assert one.on_start(Request(1))
@@ -514,8 +519,7 @@ def test_a_trace_that_was_not_written_whole_leaves_no_file(bench, written):
     class Results:
         def save(self, path):
             if written is not None:
-                with open(path, "wb") as file:
-                    file.write(written)
+                Path(path).write_bytes(written)
 
     b.capture.shelf._queue[0].profile.results = Results()
     assert b.save() == []
@@ -540,7 +544,9 @@ def test_trace_and_side_file(bench):
     b = bench()
     request = b.run(30)
     span = SpanRecord(1, 10, 20, -1, 77, 0, 0)
-    record = RequestRecord(1, ClassKey("score", None, None), 5, 30 * MS, 0, Reason.PROFILED, 7, None, 1, None, None, None, None, False, (0, 0), (span,))
+    record = RequestRecord(
+        1, ClassKey("score", None, None), 5, 30 * MS, 0, Reason.PROFILED, 7, None, 1, None, None, None, None, False, (0, 0), (span,)
+    )
     b.capture.attach_records([record])
     (summary,) = b.save()
     trace, side = b.directory / summary.trace, b.directory / "captures" / "s0-r1.json"
@@ -614,3 +620,32 @@ def test_an_older_torch_has_no_trace_only():
     assert seen["use_kineto"] is True
     assert seen["use_device"] == "cuda"
     assert isinstance(seen["experimental_config"], Config)
+
+
+def test_sessions_that_record_a_gpu_keep_their_distance(bench, monkeypatch):
+    from inferscope.capture import guards
+
+    b = bench()
+    asked = []
+    real = session._profiler
+    monkeypatch.setattr(session, "_profiler", lambda module, device: asked.append(device) or real(module, None))
+    monkeypatch.setattr(guards, "choose_device", lambda module, warmed: ("cuda", None))
+    b.run(30)
+    request = b.draw()
+    b.capture.on_enter(request, "score", "call")
+    assert (asked, b.counts.refused) == (["cuda"], {"device_pause": 1})
+    monkeypatch.setattr(b.capture.recording, "_device_from_ns", 0)
+    b.capture.shelf.clear()
+    b.run(30)
+    b.save()
+    assert b.counts.empty == 1, "a session that was to record the GPU and has no kernel is a fault"
+
+
+def test_what_lies_on_disk_is_not_overwritten(bench):
+    b = bench()
+    (b.directory / "captures").mkdir()
+    (b.directory / "captures" / "s0-r1.trace.json").write_text("published")
+    b.run(30)
+    assert b.save() == []
+    assert (b.directory / "captures" / "s0-r1.trace.json").read_text() == "published"
+    assert b.counts.save_failed == 1
