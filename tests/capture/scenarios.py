@@ -1,10 +1,11 @@
-"""Programs whose exit status is the result: each runs in its own process, because what they check is that the process survives."""
+"""Programs whose exit status is the result: each runs in a process of its own, because what they check is that it survives."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -287,6 +288,40 @@ def growth(directory: Path, sessions: int) -> None:
     say(json.dumps({"growth_bytes": resident() - at["begin"], "sessions": capture.recording.counts.sessions}))
 
 
+def exit_without_us(_: Path) -> None:
+    """What happens to a process that leaves a session open: the control of the scenarios above."""
+    torch.autograd.profiler.profile(use_kineto=True).__enter__()
+    operators(50)
+
+
+def nurse(pid: int) -> int:
+    """Exit status of a child; one that hangs for a minute is killed."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return -signal.SIGKILL
+
+
+def main(root: Path, calls: list[str]) -> None:
+    """Run each scenario ("name" or "name:number") in a fork of this process, which has imported torch and never used it to profile."""
+    statuses = {}
+    for call in calls:
+        name, _, number = call.partition(":")
+        (root / name).mkdir()
+        pid = os.fork()
+        if not pid:
+            for descriptor, file in ((1, "stdout"), (2, "stderr")):
+                os.dup2(os.open(root / f"{name}.{file}", os.O_WRONLY | os.O_CREAT), descriptor)
+            globals()[name](root / name, *([int(number)] if number else []))
+            return
+        statuses[name] = nurse(pid)
+    say(json.dumps(statuses))
+
+
 if __name__ == "__main__":
-    scenario, where, *rest = sys.argv[1:]
-    globals()[scenario](Path(where), *(int(value) for value in rest))
+    main(Path(sys.argv[1]), sys.argv[2:])
