@@ -6,18 +6,20 @@ Callbacks are held by name so that a second `configure()` replaces them; the int
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 from inferscope.guard import guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["on_child", "on_parent"]
+__all__ = ["at_process_end", "on_child", "on_parent"]
 
 _child: dict[str, Callable[[], None]] = {}
 _before: dict[str, Callable[[], None]] = {}
 _after: dict[str, Callable[[], None]] = {}
+_ending: dict[str, Callable[..., None]] = {}
 _registered = False
 
 
@@ -32,6 +34,34 @@ def on_parent(name: str, before: Callable[[], None], after: Callable[[], None]) 
     _before[name] = before
     _after[name] = after
     _register()
+
+
+def at_process_end(call: Callable[[], None]) -> None:
+    """Run `call` when a process of `multiprocessing` ends: it leaves by `os._exit`, which skips `atexit`.
+
+    Holds for this process and its forked children; a later call replaces the earlier one. Called in the parent, or in a child before
+    its work begins. Does nothing where `multiprocessing` was not imported yet.
+    """
+    _ending["call"] = call
+    util = sys.modules.get("multiprocessing.util")
+    process = sys.modules.get("multiprocessing.process")
+    if util is None or process is None or "registered" in _ending:
+        return
+    _ending["registered"] = _register_ending
+    if process.parent_process() is not None:
+        _register_ending(util)
+    # A child drops inherited finalizers as it starts, and runs these right after.
+    util.register_after_fork(util, _register_ending)
+
+
+def _register_ending(util: Any) -> None:
+    # Below zero: after the process's own children were joined.
+    util.Finalize(None, _end, exitpriority=-1)
+
+
+def _end() -> None:
+    with guard("exit"):
+        _ending["call"]()
 
 
 def _register() -> None:

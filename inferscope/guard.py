@@ -10,14 +10,31 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
 
-__all__ = ["Guard", "counts", "disabled", "failed", "guard", "is_off", "log_once", "reset", "strict"]
+__all__ = [
+    "Guard",
+    "contained",
+    "counts",
+    "disabled",
+    "failed",
+    "guard",
+    "is_off",
+    "log_once",
+    "observe",
+    "rearm",
+    "reset",
+    "strict",
+    "tally",
+]
+
+T = TypeVar("T")
 
 logger = logging.getLogger("inferscope")
 logger.addHandler(logging.NullHandler())
@@ -30,6 +47,7 @@ _failures: dict[str, int] = {}
 _recent: dict[str, list[float]] = {}
 _disabled: dict[str, str] = {}
 _said: set[str] = set()
+_observed: dict[str, int] = {}
 
 
 def strict() -> bool:
@@ -53,6 +71,14 @@ def reset() -> None:
     _recent.clear()
     _disabled.clear()
     _said.clear()
+    _observed.clear()
+
+
+def rearm(component: str | None = None) -> None:
+    """Switch a component on again, or all for a new start; what was counted stays."""
+    for name in [component] if component is not None else [*_recent, *_disabled]:
+        _recent.pop(name, None)
+        _disabled.pop(name, None)
 
 
 def log_once(key: str, message: str) -> None:
@@ -64,22 +90,45 @@ def log_once(key: str, message: str) -> None:
 
 def failed(component: str, error: Exception) -> None:
     """Count a contained failure; switches the component off at the third within a minute."""
-    _failures[component] = _failures.get(component, 0) + 1
+    tally(component, type(error).__name__, error=error)
+
+
+def tally(component: str, kind: str, times: int = 1, *, error: Exception | None = None) -> None:
+    """Count failures that somebody else contained: in the core's hooks, say, or in a callback that must not log.
+
+    Args:
+        component: What failed.
+        kind: The exception's type, or another word for what happened.
+        times: How often.
+        error: The exception, when there is one to show under `INFERSCOPE_DEBUG=1`.
+    """
+    first = component not in _failures
+    _failures[component] = _failures.get(component, 0) + times
     now = time.monotonic()
     recent = [moment for moment in _recent.get(component, ()) if now - moment < PERIOD_S]
-    recent.append(now)
+    recent += [now] * min(times, LIMIT)
     _recent[component] = recent
-    if _failures[component] == 1:
+    if first:
         # The message of an exception can hold user data; the type and our own frames are what we need.
         logger.warning(
             "inferscope: %s failed (%s); your service is not affected, some telemetry is missing",
             component,
-            type(error).__name__,
+            kind,
             exc_info=error if os.environ.get("INFERSCOPE_DEBUG") == "1" else None,
         )
     if len(recent) >= LIMIT and component not in _disabled:
-        _disabled[component] = f"{len(recent)} failures within a minute, last {type(error).__name__}"
+        _disabled[component] = f"{len(recent)} failures within a minute, last {kind}"
         logger.warning("inferscope: %s is switched off after %d failures", component, len(recent))
+
+
+def observe(component: str, total: int) -> bool:
+    """Count the growth of a total of failures that is kept where nothing may be logged; True when that switched the component off."""
+    grown = total - _observed.get(component, 0)
+    _observed[component] = total
+    if grown <= 0 or component in _disabled:
+        return False
+    tally(component, "contained error", grown)
+    return component in _disabled
 
 
 class Guard:
@@ -109,6 +158,14 @@ class Guard:
 def guard(component: str) -> Guard:
     """Contain the errors of `component` in a with-block."""
     return Guard(component)
+
+
+def contained(component: str, call: Callable[[], T], otherwise: T) -> T:
+    """What `call` returns; `otherwise` when it fails or when the breaker switched `component` off."""
+    if component not in _disabled:
+        with guard(component):
+            return call()
+    return otherwise
 
 
 def is_off(component: str) -> bool:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
-from inferscope import guard, integration, pod
+from inferscope import guard, integration, pod, semconv
 from inferscope.aggregate import snapshot as snapshots
 from inferscope.aggregate.histogram import percentiles
 from inferscope.aggregate.horizon import Horizon
 from inferscope.aggregate.window import Aggregator
 from inferscope.bench.fingerprint import fingerprint
-from inferscope.capture import incident as incidents
 from inferscope.capture.budget import CaptureBudget
+from inferscope.capture.held import Sources, objective_json
+from inferscope.capture.incident import IncidentKeeper
 from inferscope.capture.request_scoped import RequestScopedCapture
 from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
 from inferscope.detect import Trigger, count, edges_by_request
+from inferscope.detect.slo import Counts
+from inferscope.diagnose.incident import load as load_incident
 from inferscope.errors import CaptureRefusedError, ConfigurationError
-from inferscope.export import ExportBatch, Exporter, Objective, breach_event, capture_event, incident_event, request_totals
+from inferscope.export import ExportBatch, Exporter, Objective, Total, breach_event, capture_event, incident_event, request_totals
 from inferscope.host import process
 from inferscope.host.gc import GcPauses
+from inferscope.host.resource import resource
 from inferscope.version import __version__
 
 if TYPE_CHECKING:
@@ -66,8 +71,10 @@ class Rooms:
         self.capture: RequestScopedCapture | None = None
         self.exporter = self._exporter()
         self.pod = pod.Pod(pod.Slot(0, None, "", -1))
-        self.keeper: incidents.IncidentKeeper | None = None
+        self.keeper: IncidentKeeper | None = None
         self.pid = os.getpid()
+        self.overhead_ns: dict[str, int] = {}
+        """CPU time of our own threads, by their names; kept by the runtime."""
         self._counts = [[0] * pod.PARTS for _ in self.trigger.slos]
         self._horizon_lock = threading.Lock()
         self._start_unix_ns = now_ns() + unix_offset_ns()
@@ -78,36 +85,46 @@ class Rooms:
             return None
         asked = self.settings
         return Exporter(
-            None, endpoint=asked.endpoint, protocol=asked.protocol, headers=asked.headers, scale=asked.otlp_scale, series_limit=asked.series_limit
+            None,
+            endpoint=asked.endpoint,
+            protocol=asked.protocol,
+            headers=asked.headers,
+            scale=asked.otlp_scale,
+            series_limit=asked.series_limit,
         )
 
     # -- life ---------------------------------------------------------------------------------------------------------------------
 
     def activate(self) -> None:
         """Take a place in the pod and begin to listen."""
-        try:
-            slot = pod.lease(self.settings.state_dir, self.settings.service)
-            self.pod = pod.Pod(slot)
-        except OSError as error:
-            guard.log_once("slot", f"no slot can be leased ({error}); evidence stays in memory")
-            slot = pod.lease(None, self.settings.service)
-            self.pod = pod.Pod(slot)
+        self.pod = self._take_place()
         self.pid = os.getpid()
         for request, edges in edges_by_request(self.trigger.slos).items():
             self.recorder.set_edges(request, edges)
         self.gc.start()
-        if self.settings.capture:
+        if self.settings.capture and not guard.is_off("capture.hooks"):
             self._listen()
         if self.exporter is not None:
-            self.exporter.after_fork(slot.directory)
-        self.keeper = incidents.IncidentKeeper(self._sources(), self.capture)
+            self.exporter.open(self.pod.slot.directory)
+        self.keeper = IncidentKeeper(self._sources(), self.capture)
+
+    def _take_place(self) -> pod.Pod:
+        slot = None
+        try:
+            slot = pod.lease(self.settings.state_dir, self.settings.service)
+            return pod.Pod(slot)
+        except Exception as error:  # noqa: BLE001  (whatever is wrong with the directory, the service starts)
+            if slot is not None:
+                slot.release()
+            guard.log_once(
+                "slot", f"no slot can be leased under {self.settings.state_dir} ({error}); evidence stays in memory, OTLP still works"
+            )
+            return pod.Pod(pod.lease(None, self.settings.service))
 
     def _listen(self) -> None:
         """Let captures decide about requests."""
         capture = self.capture = RequestScopedCapture(self.budget, set_armed=self._set_armed, columns=lambda: self.aggregator.columns)
-        self.recorder.set_hooks(
-            on_start=capture.on_start, on_enter=capture.on_enter, on_exit=capture.on_exit, on_finish=capture.on_finish
-        )
+        self.recorder.set_hooks(on_start=capture.on_start, on_enter=capture.on_enter, on_exit=capture.on_exit, on_finish=capture.on_finish)
 
     def _set_armed(self, armed: bool) -> None:  # noqa: FBT001  (a switch, called with what it becomes)
         self.recorder.armed = armed
@@ -115,22 +132,34 @@ class Rooms:
     def deactivate(self) -> None:
         """Give slot and lead back: this process serves nothing."""
         self.gc.stop()
+        self.keeper = None
         self.pod.retire()
         self.pod = pod.Pod(pod.Slot(0, None, "", -1))
 
-    def close(self, deadline: float) -> None:
-        """Stop listening, write what an open incident has, deliver, give the slot back."""
-        import time
+    def rest(self) -> None:
+        """Close what the export room has open on disk: it belongs to a slot that was given back."""
+        if self.exporter is not None:
+            self.exporter.open(None)
 
-        self.gc.stop()
+    def last_words(self, moment_ns: int) -> None:
+        """Write what an open incident has; on the capture thread, or on none when that is busy."""
         if self.keeper is not None:
-            with guard.guard("incident"):
-                self.keeper.finish(now_ns())
-                self.keeper.run_once()
+            self.keeper.finish(moment_ns)
+            self.keeper.run_once()
+
+    def quiet(self, reason: str) -> None:
+        """Begin nothing long any more and take our hooks off the application's threads."""
+        if self.keeper is not None:
+            self.keeper.stop()
+        self.gc.stop()
         if self.capture is not None:
             with guard.guard("capture"):
-                self.capture.disable("shutdown")
-                self.recorder.set_hooks()
+                self.capture.disable(reason)
+        self.recorder.set_hooks()
+        self.recorder.armed = False
+
+    def close(self, deadline: float) -> None:
+        """Deliver what is left before `deadline` (`time.monotonic`), give the slot back."""
         if self.exporter is not None:
             with guard.guard("export"):
                 self._offer(now_ns())
@@ -149,14 +178,18 @@ class Rooms:
         self.pod.close()
         self.pod = pod.Pod(pod.Slot(0, None, "", -1))
         self.keeper = None
+        self.overhead_ns = {}
         self._counts = [[0] * pod.PARTS for _ in self.trigger.slos]
         self.trigger = _trigger(self.settings)
         self.gc.stop()
+        self.gc = GcPauses(self.recorder)
         self.capture = None  # it disabled itself; a new one is made when this process serves
         self.recorder.set_hooks()
+        self.recorder.armed = False
         if self.exporter is not None:
             self.exporter.after_fork(None)
         self._start_unix_ns = now_ns() + unix_offset_ns()
+        self._exported_ns = 0
 
     def served(self) -> bool:
         """Whether this process has finished a request of its own."""
@@ -165,32 +198,84 @@ class Rooms:
     # -- the flow -----------------------------------------------------------------------------------------------------------------
 
     def step(self, moment_ns: int, breathe: Callable[[], object]) -> None:
-        """One tick: window, horizon, objectives, incident."""
-        window = self.aggregator.tick(moment_ns, breathe)
-        with self._horizon_lock:
-            self.horizon.add(window, self.aggregator.lock_sites())
-        breach = self._judge(window, moment_ns)
-        if self.keeper is None:
+        """One tick: window, horizon, objectives, incident; a room that fails costs its own part only."""
+        window = guard.contained("aggregate", lambda: self.aggregator.tick(moment_ns, breathe), None)
+        if window is None:
             return
-        if breach is not None:
-            self.keeper.open(breach, moment_ns)
-        self.keeper.step(moment_ns, window.records, self.trigger.take_closed())
+        self._look_after(window)
+        guard.contained("horizon", lambda: self._remember(window, breathe), None)
+        breach = guard.contained("detect", lambda: self._judge(window, moment_ns), None)
+        keeper = self.keeper
+        if keeper is not None:
+            guard.contained("incident", lambda: self._follow(keeper, window, breach, moment_ns), None)
+
+    def _remember(self, window: Window, breathe: Callable[[], object]) -> None:
+        sites = self.aggregator.lock_sites()
+        with self._horizon_lock:
+            self.horizon.add(window, sites, breathe)
 
     def _judge(self, window: Window, moment_ns: int) -> Breach | None:
         for row, slo in zip(self._counts, self.trigger.slos, strict=True):
             for part, value in enumerate(count(slo, window)):
                 row[part] += value
-        self.pod.publish(moment_ns, [tuple(row) for row in self._counts])
-        if not self.pod.leads():
+        if guard.is_off("pod") and self.pod.slot.directory is not None:
+            self._leave_pod()
+        pooled = guard.contained("pod", lambda: self._pooled(moment_ns), None)
+        return self.trigger.update(moment_ns, pooled) if pooled is not None else None
+
+    def _pooled(self, moment_ns: int) -> list[Counts] | None:
+        """What the pod counted since the last tick, for its leader; None in the others."""
+        place = self.pod
+        place.publish(moment_ns, [tuple(row) for row in self._counts])
+        led = place.leading
+        if not place.leads():
             return None
-        return self.trigger.update(moment_ns, self.pod.collect(moment_ns, len(self._counts)))
+        if not led and len(place.workers(moment_ns)) <= 1:
+            place.set_warm(False)  # the first worker: what an earlier life of this pod said is over
+        if place.warm and not self.trigger.ready:
+            self.trigger.mark_ready()
+        elif self.trigger.ready and not place.warm:
+            place.set_warm(True)
+        return [Counts(*row) for row in place.collect(moment_ns, len(self._counts))]
+
+    def _leave_pod(self) -> None:
+        """The pool cannot be used any more: go on alone, under the same name, without a place on disk."""
+        slot = self.pod.slot
+        self.pod.close()
+        self.pod = pod.Pod(pod.Slot(slot.index, None, slot.instance_id, -1))
+        guard.rearm("pod")
+        self.keeper = IncidentKeeper(self._sources(), self.capture)
+
+    def _follow(self, keeper: IncidentKeeper, window: Window, breach: Breach | None, moment_ns: int) -> None:
+        if breach is not None:
+            keeper.open(breach, moment_ns)
+        keeper.step(moment_ns, window.records, self.trigger.take_closed())
+
+    def _look_after(self, window: Window) -> None:
+        """Failures that were contained where nothing may be said: in hooks, in the core and in the collector's callback."""
+        if guard.observe("gc", self.gc.failures):
+            self.gc.stop()
+        if guard.observe("record", window.counters.get("internal_errors", 0)):
+            self.recorder.enabled = False
+        if guard.observe("capture.hooks", window.counters.get("hook_errors", 0)):
+            self.recorder.set_hooks()
+            self.recorder.armed = False
+            if self.capture is not None:
+                self.capture.disable("its hooks failed")
 
     def keep(self) -> None:
         """What the capture thread does."""
         if self.keeper is not None:
             self.keeper.run_once()
-        if self.capture is not None:
-            self.capture.run_once()
+
+    def mark_ready(self) -> None:
+        """End the warm-up, in every worker of the pod."""
+        self.trigger.mark_ready()
+        self.pod.set_warm(True)
+
+    def ready(self) -> bool:
+        """Whether the warm-up is over, here or for the pod's leader."""
+        return self.trigger.ready or self.pod.warm
 
     def export(self, timeout_s: float = 2.0, *, force: bool = False) -> bool:
         """What the export thread does; `force` sends although the interval is not over."""
@@ -208,34 +293,38 @@ class Rooms:
         objectives = tuple(
             Objective(slo.name, slo.request_name, slo.threshold_ns, slo.quantile, slo.model, slo.cls) for slo in self.trigger.slos
         )
-        totals = request_totals(self.aggregator.totals(), objectives)
+        totals = (*request_totals(self.aggregator.totals(), objectives), *self._own_totals())
         self.exporter.offer(
-            ExportBatch(self.aggregator.cumulative(), totals, self._start_unix_ns, moment_ns + unix_offset_ns(), self.resource())
+            ExportBatch(
+                self.aggregator.cumulative(),
+                totals,
+                self._start_unix_ns,
+                moment_ns + unix_offset_ns(),
+                resource(self.settings.service, self.settings.version, self.pod.slot.instance_id),
+            )
         )
 
-    def resource(self) -> dict[str, str | int]:
-        """OpenTelemetry resource of this process."""
-        named = dict(part.split("=", 1) for part in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",") if "=" in part)
-        own: dict[str, str | int] = {
-            "service.name": self.settings.service,
-            "service.instance.id": self.pod.slot.instance_id,
-            "process.pid": os.getpid(),
-            "telemetry.sdk.name": "inferscope",
-            "telemetry.sdk.language": "python",
-            "telemetry.sdk.version": __version__,
-        }
-        if self.settings.version:
-            own["service.version"] = self.settings.version
-        return {**named, **own}
+    def _own_totals(self) -> list[Total]:
+        """What we cost and what failed of ours."""
+        spent = [
+            Total(semconv.SELF_OVERHEAD, used / NS_PER_S, (("thread.name", f"inferscope-{name}"),))
+            for name, used in self.overhead_ns.items()
+        ]
+        # "export" is the exporter's own count of deliveries that failed.
+        failed = [
+            Total(semconv.SELF_ERRORS, times, ((semconv.ATTR_REASON, "export.room" if name == "export" else name),))
+            for name, times in guard.counts().items()
+        ]
+        return spent + failed
 
     # -- what the incident keeper asks for ----------------------------------------------------------------------------------------
 
-    def _sources(self) -> incidents.Sources:
-        return incidents.Sources(
+    def _sources(self) -> Sources:
+        return Sources(
             pod=self.pod,
             budget=self.budget,
             evidence=self._evidence,
-            objective=lambda name: next((incidents.objective_json(slo) for slo in self.trigger.slos if slo.name == name), {"name": name}),
+            objective=lambda name: next((objective_json(slo) for slo in self.trigger.slos if slo.name == name), {"name": name}),
             fingerprint=fingerprint,
             versions={"inferscope": __version__, "service": self.settings.version},
             body_ns=self._body_ns,
@@ -256,7 +345,7 @@ class Rooms:
 
     def _body_ns(self, request: str) -> tuple[float, float] | None:
         for held in self.aggregator.cumulative():
-            if held.kind == "request" and held.labels[0] == request and held.count >= 50:  # noqa: PLR2004  (fewer say nothing of P40 to P60)
+            if held.kind == "request" and held.labels[0] == request and held.count >= 50:  # fewer say nothing of P40 to P60
                 low, high = percentiles(held, (0.40, 0.60))
                 return (low, high) if low is not None and high is not None else None
         return None
@@ -268,9 +357,7 @@ class Rooms:
             self.exporter.event(breach_event(breach))
             return
         if what == "diagnosed":
-            from inferscope.diagnose.incident import load
-
-            incident = load(directory)
+            incident = load_incident(directory)
             self.exporter.event(incident_event(incident, digest))
             for kept in incident.captures:
                 self.exporter.event(capture_event(kept, incident.id, now_ns() + unix_offset_ns(), breach.trigger))
@@ -283,12 +370,9 @@ class Rooms:
         """Open a manual incident, or raise the reason why not."""
         if self.capture is None or self.keeper is None:
             raise CaptureRefusedError("captures are off (INFERSCOPE_CAPTURE=0 or capture=False)")
-        if self.keeper.current is not None:
-            return self.keeper.current.name
-        breach = self.trigger.manual(moment_ns)
-        if not self.keeper.open(breach, moment_ns, reason=reason, keep=requests):
-            raise CaptureRefusedError("there is no state directory to keep a capture in; set INFERSCOPE_STATE_DIR")
-        return breach.id
+        if guard.is_off("incident") or guard.is_off("capture.hooks"):
+            raise CaptureRefusedError("captures were switched off after failures of ours; see inferscope.status()")
+        return self.keeper.ask(self.trigger.manual(moment_ns), moment_ns, reason=reason, keep=requests)
 
     def snapshot(self, taken_unix_ns: int) -> Snapshot:
         """Current numbers as of the last tick."""
@@ -302,8 +386,8 @@ class Rooms:
             "slot": self.pod.slot.index,
             "instance_id": self.pod.slot.instance_id,
             "state_dir": str(self.settings.state_dir) if self.settings.state_dir else None,
-            "leads": self.pod.leads(),
-            "ready": self.trigger.ready,
+            "leads": self.pod.leading,
+            "ready": self.ready(),
             "objectives": {
                 name: {"phase": state.phase, "requests": state.requests, "exceeding": state.exceeding, "excluded": state.excluded}
                 for name, state in self.trigger.state.items()

@@ -9,6 +9,7 @@ first request.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -27,13 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime"]
 
-_BREATH_S: Final = 0.0
-_CAPTURE_PERIOD_S: Final = 0.2
-
-
-def _breathe() -> None:
-    """Let request threads have the interpreter between two slices."""
-    time.sleep(_BREATH_S)
+_PERIODS_S: Final = {"export": 1.0, "capture": 0.2}
+_FORK_WAIT_S: Final = 0.1
+"""How long a fork waits for a tick to end; the child needs none of its locks, waiting only keeps the parent's numbers whole."""
+_EXIT_S: Final = 0.9
+"""What the end of the process waits for us when nobody called `shutdown`."""
 
 
 class Runtime:
@@ -52,79 +51,102 @@ class Runtime:
         self.rooms = Rooms(settings, recorder)
         self._stop = threading.Event()
         self._tick_lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._cpu: dict[str, int] = {}
+        self._fork_waited = False
+        self._threads: dict[str, threading.Thread] = {}
         self._started_ns = now_ns()
         self._dormant = False
 
     def start(self) -> None:
         """Lease a slot, give the recorder its edges and hooks, start the threads."""
+        guard.rearm()
         self.rooms.activate()
         fork.on_child("runtime", self._in_child)
         fork.on_parent("runtime", self._before_fork, self._after_fork)
-        self._start_threads()
+        fork.at_process_end(self._at_exit)
+        atexit.register(self._at_exit)
+        self._start_threads("worker", "export", "capture")
 
-    def _start_threads(self) -> None:
-        loops: list[tuple[str, float, Callable[[], None]]] = [
-            ("worker", self.settings.tick_s, self.tick),
-            ("export", min(self.settings.export_interval_s, 1.0), self.rooms.export),
-            ("capture", _CAPTURE_PERIOD_S, self.rooms.keep),
-        ]
-        self._threads = [
-            threading.Thread(target=self._loop, args=loop, name=f"inferscope-{loop[0]}", daemon=True) for loop in loops
-        ]
-        for thread in self._threads:
+    def _start_threads(self, *names: str) -> None:
+        loops: dict[str, tuple[float, Callable[[], None], Callable[[], None]]] = {
+            "worker": (self.settings.tick_s, self.tick, self._last_tick),
+            "export": (min(self.settings.export_interval_s, _PERIODS_S["export"]), self._export, _nothing),
+            "capture": (_PERIODS_S["capture"], self.rooms.keep, self._last_words),
+        }
+        for name in names:
+            thread = threading.Thread(target=self._loop, args=(name, *loops[name], self._stop), name=f"inferscope-{name}", daemon=True)
+            self._threads[name] = thread
             thread.start()
 
-    def _loop(self, name: str, period_s: float, work: Callable[[], None]) -> None:
-        stop = self._stop
+    def _loop(self, name: str, period_s: float, work: Callable[[], None], last: Callable[[], None], stop: threading.Event) -> None:
         while not stop.wait(period_s):
-            if not guard.is_off(name):
-                with guard.guard(name):
-                    work()
-            self._cpu[name] = time.thread_time_ns()
+            guard.contained(name, work, None)
+            self.rooms.overhead_ns[name] = time.thread_time_ns()
+        guard.contained(name, last, None)
 
     def tick(self) -> None:
         """One window: aggregate, detect, and what follows from it."""
         with self._tick_lock:
             if self._dormant:
-                if not self.rooms.served():
-                    return
-                self._dormant = False
-                self.rooms.activate()
-            self.rooms.step(now_ns(), _breathe)
+                self._wake_or_rest()
+            if not self._dormant:
+                self.rooms.step(now_ns(), _breathe)
+
+    def _wake_or_rest(self) -> None:
+        if not self.rooms.served():
+            self.rooms.rest()
+            return
+        self.rooms.activate()
+        self._dormant = False
+        self._start_threads(*[name for name in ("export", "capture") if name not in self._threads])
+
+    def _last_tick(self) -> None:
+        if not self._dormant or self.rooms.served():
+            self.tick()
+
+    def _export(self) -> None:
+        if not self._dormant:
+            self.rooms.export()
+
+    def _last_words(self) -> None:
+        self._threads["worker"].join(_EXIT_S / 3)  # the last window belongs to the evidence
+        self.rooms.last_words(now_ns())
 
     def flush(self, timeout_s: float) -> bool:
         """Take a window now and deliver it."""
         deadline = time.monotonic() + timeout_s
-        self.tick()
-        self.rooms.keep()
-        return self.rooms.export(deadline - time.monotonic(), force=True)
+        guard.contained("worker", self.tick, None)
+        return self._dormant or self.rooms.export(max(0.05, deadline - time.monotonic()), force=True)
 
     def shutdown(self, timeout_s: float) -> None:
-        """Stop within `timeout_s`: last window, last delivery, profiler and hooks off, slot back."""
+        """Stop within `timeout_s`, whatever state the rooms are in: each thread does its last work, the caller waits no longer than that."""
         deadline = time.monotonic() + timeout_s
+        atexit.unregister(self._at_exit)
         self._stop.set()
-        if self._tick_lock.acquire(timeout=timeout_s / 4):
-            try:
-                with guard.guard("shutdown"):
-                    if not self._dormant:
-                        self.rooms.step(now_ns(), _breathe)
-            finally:
-                self._tick_lock.release()
-        self.rooms.close(deadline)
-        current = threading.current_thread()
-        for thread in self._threads:
-            if thread is not current:
-                thread.join(max(0.0, deadline - time.monotonic()))
+        with guard.guard("shutdown"):
+            self.rooms.quiet("shutdown")
+        self._join("worker", min(deadline, time.monotonic() + timeout_s / 3))
+        self._join("capture", min(deadline, time.monotonic() + timeout_s / 3))
+        if not self._dormant:
+            self.rooms.close(deadline)
+        self._join("export", deadline)
+
+    def _join(self, name: str, until: float) -> None:
+        thread = self._threads.get(name)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _at_exit(self) -> None:
+        if not self._stop.is_set():
+            with guard.guard("shutdown"):
+                self.shutdown(_EXIT_S)
 
     def mark_ready(self) -> None:
         """End the warm-up."""
-        self.rooms.trigger.mark_ready()
+        guard.contained("detect", self.rooms.mark_ready, None)
 
     def is_ready(self) -> bool:
         """Whether the warm-up is over."""
-        return self.rooms.trigger.ready
+        return guard.contained("detect", self.rooms.ready, otherwise=False)
 
     def capture_now(self, reason: str, requests: int) -> str:
         """Open a manual incident; see `inferscope.capture_now`."""
@@ -133,7 +155,7 @@ class Runtime:
 
     def snapshot(self) -> Snapshot:
         """Current numbers, after a window taken now."""
-        self.tick()
+        guard.contained("worker", self.tick, None)
         return self.rooms.snapshot(now_ns() + unix_offset_ns())
 
     def status(self) -> dict[str, Any]:
@@ -142,28 +164,37 @@ class Runtime:
         return {
             **self.rooms.status(),
             "dormant": self._dormant,
-            "threads": {thread.name: thread.is_alive() for thread in self._threads},
-            "overhead": {name: {"cpu_s": spent / NS_PER_S, "share": spent / wall} for name, spent in self._cpu.items()},
+            "threads": {thread.name: thread.is_alive() for thread in self._threads.values()},
+            "overhead": {name: {"cpu_s": used / NS_PER_S, "share": used / wall} for name, used in dict(self.rooms.overhead_ns).items()},
             "problems": list(self.settings.problems),
         }
 
     def _before_fork(self) -> None:
-        # A tick holds locks of the aggregator: the child must not inherit them held.
-        self._tick_lock.acquire(timeout=0.5)
+        self._fork_waited = self._tick_lock.acquire(timeout=_FORK_WAIT_S)
 
     def _after_fork(self) -> None:
-        if self._tick_lock.locked():
-            self._tick_lock.release()
         if os.getpid() == self.rooms.pid and not self._dormant and not self._stop.is_set() and not self.rooms.served():
             self._dormant = True
             self.rooms.deactivate()
+        if self._fork_waited:
+            self._tick_lock.release()
 
     def _in_child(self) -> None:
         if self._stop.is_set():
             return
         self._tick_lock = threading.Lock()
         self._stop = threading.Event()
-        self._cpu = {}
+        self._threads = {}
         self._dormant = True
         self.rooms.after_fork()
-        self._start_threads()
+        fork.at_process_end(self._at_exit)
+        self._start_threads("worker")
+
+
+def _breathe() -> None:
+    """Let request threads have the interpreter between two slices."""
+    time.sleep(0)
+
+
+def _nothing() -> None:
+    """The export thread's last delivery is made by `shutdown` itself, which knows how much time is left."""

@@ -1,88 +1,57 @@
 """The life of at most one incident a pod: opened by a breach, filled with profiles and evidence, diagnosed by a child process, closed.
 
 `step` runs on the worker at each tick and only decides; everything that writes, waits or encodes happens in `run_once` on the capture
-thread. The leader of the pod owns the directory and its manifests; other workers put their evidence and profiles beside it.
+thread. One worker, nearly always the pod's leader, owns the directory and its manifests; the others put their evidence and profiles
+beside it. When the owner dies, the next leader carries on with what is there.
 """
 
 from __future__ import annotations
 
 import os
 import queue
-import subprocess
-import sys
+import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from inferscope.capture.bundle import Bundle, prune, write_atomic
-from inferscope.capture.encode import encoded
+from inferscope.capture.bundle import Bundle, prune
+from inferscope.capture.child import DiagnosisChild
+from inferscope.capture.held import (
+    Open,
+    Sources,
+    is_healthy,
+    manual_refusal,
+    parts_are_there,
+    read_breach,
+    shares,
+    still_wanted,
+    write_evidence,
+)
 from inferscope.capture.request_scoped import Target
 from inferscope.clock import NS_PER_MS, NS_PER_S
+from inferscope.errors import CaptureRefusedError, EvidenceError
 from inferscope.guard import guard, log_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from inferscope.capture.budget import CaptureBudget
     from inferscope.capture.request_scoped import RequestScopedCapture
-    from inferscope.pod import Pod
     from inferscope.types import Breach, RequestRecord
 
-__all__ = ["CAPTURE_S", "IncidentKeeper", "Sources"]
+__all__ = ["CAPTURE_S", "IncidentKeeper"]
 
 CAPTURE_S: Final = 30.0
 """How long after OPEN profiles and evidence are collected before the first diagnosis."""
-SETTLE_S: Final = 2.0
-"""How long the leader waits for the other workers' parts."""
+SETTLE_S: Final = 5.0
+"""How long the owner waits for the other workers' parts."""
 BEFORE_S: Final = 60.0
 """The horizon begins this long before the onset, so that it holds ordinary requests."""
 LONGEST_S: Final = 900.0
 CHILD_S: Final = 120.0
 """A diagnosis that takes longer is ended; the incident stays undiagnosed and `inferscope explain` can do it later."""
-_DRAIN_S: Final = 5.0
-_LAST_DRAIN_S: Final = 0.2
-_MIN_HEALTHY: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """What the keeper needs of the rest of the process."""
-
-    pod: Pod
-    budget: CaptureBudget
-    evidence: Callable[[str, int, int], dict[str, Any]]
-    """(request, from_ns, to_ns) to the evidence document of this worker."""
-    objective: Callable[[str], Mapping[str, Any]]
-    """An objective's name to its JSON form."""
-    fingerprint: Callable[[], Mapping[str, Any]]
-    versions: Mapping[str, str | None]
-    body_ns: Callable[[str], tuple[float, float] | None]
-    """A request's P40 and P60, ns."""
-    emit: Callable[[str, Breach, Path, str | None], None]
-    """(what, breach, directory, root hash): "opened", "diagnosed" or "closed"."""
-    diagnose: str = "local"
-    on_incident: Callable[[Path], None] | None = None
-
-
-@dataclass(slots=True)
-class _Open:
-    """The incident this worker takes part in."""
-
-    breach: Breach
-    directory: Path
-    until_ns: int
-    bundle: Bundle | None
-    """None in a worker that follows the leader."""
-    armed: bool = False
-    collected: bool = False
-    asked: bool = False
-    parts: int = 0
-    closing: bool = False
-    keep: int = 0
-    """Profiles that a manual capture asked for; 0 for a breach."""
-    asked_by: Mapping[str, Any] | None = None
-    """Who asked for a manual capture, and why."""
+_DRAIN_S: Final = 3.0
+_LAST_DRAIN_S: Final = 0.1
 
 
 class IncidentKeeper:
@@ -96,9 +65,11 @@ class IncidentKeeper:
     def __init__(self, sources: Sources, capture: RequestScopedCapture | None) -> None:
         self._sources = sources
         self._capture = capture
-        self._open: _Open | None = None
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._child: tuple[subprocess.Popen[bytes], float, _Open] | None = None
+        self._open: Open | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._child: tuple[DiagnosisChild, Open] | None = None
+        self._working = threading.Lock()
+        self._stopping = False
         self._heard = 0
         self.opened = 0
         self.diagnosed = 0
@@ -111,243 +82,322 @@ class IncidentKeeper:
     @property
     def current(self) -> Path | None:
         """Directory of the open incident."""
-        return self._open.directory if self._open is not None else None
+        held = self._open
+        return held.directory if held is not None else None
 
     @property
     def busy(self) -> bool:
         """Whether something is still to be written or diagnosed."""
         return self._child is not None or not self._jobs.empty()
 
-    def open(self, breach: Breach, now_ns: int, *, reason: str = "", keep: int = 0) -> bool:
-        """Open an incident for `breach` and ask for profiles; False when one is open or there is nowhere to keep it.
+    # On the worker
 
-        Args:
-            breach: What happened.
-            now_ns: Now, monotonic.
-            reason: Why a manual capture was asked for.
-            keep: How many profiles a manual capture keeps, slow or not.
-        """
+    def open(self, breach: Breach, now_ns: int) -> bool:
+        """Open an incident for `breach` and ask for profiles; False when one is open or there is nowhere to keep it."""
         root = self._sources.pod.slot.directory
         if self._open is not None or root is None:
             return False
-        directory = root / "incidents" / breach.id
-        until = now_ns + int(CAPTURE_S * NS_PER_S)
-        held = self._open = _Open(breach, directory, until, None, keep=keep)
-        if keep:
-            held.asked_by = {"reason": reason, "uid": os.getuid(), "pid": os.getpid()}
-        self.opened += 1
-        self.last = directory
+        held = self._begin(breach, now_ns, root)
         self._jobs.put(lambda: self._create(held, root))
         return True
 
+    def _begin(self, breach: Breach, now_ns: int, root: Path) -> Open:
+        self._open = held = Open(breach, root / "incidents" / breach.id, now_ns + int(CAPTURE_S * NS_PER_S), owned=True)
+        self.opened += 1
+        self.last = held.directory
+        return held
+
+    def ask(self, breach: Breach, now_ns: int, *, reason: str, keep: int) -> str:
+        """Open an incident that somebody asked for; it closes by itself after `CAPTURE_S`, whether requests came or not.
+
+        Args:
+            breach: As `Trigger.manual` makes it.
+            now_ns: Now, monotonic.
+            reason: Why, for the audit trail.
+            keep: How many profiles to keep, slow or not.
+
+        Returns:
+            The incident's id; that of the open one while it still collects profiles.
+
+        Raises:
+            CaptureRefusedError: There is nowhere to keep it, another incident is open, or a guard denies captures.
+        """
+        held, pod, root = self._open, self._sources.pod, self._sources.pod.slot.directory
+        if held is not None and not held.collected and held.armed:
+            return held.breach.id
+        if held is not None:
+            raise CaptureRefusedError(f"incident {held.breach.id} is open and takes no profiles any more; try again when it is closed")
+        word = pod.announcement()
+        if word is not None and word.open and pod.owner_lives(now_ns, word):
+            raise CaptureRefusedError(f"another worker has incident {Path(word.directory).name} open; try again when it is closed")
+        if root is None:
+            raise CaptureRefusedError("there is no state directory to keep a capture in; set INFERSCOPE_STATE_DIR")
+        refusal = manual_refusal(self._capture, root, self._sources.budget)
+        if refusal is not None:
+            raise CaptureRefusedError(refusal)
+        if not self._working.acquire(timeout=1.0):
+            raise CaptureRefusedError("evidence of an earlier incident is being written; try again in a moment")
+        try:
+            held = self._begin(breach, now_ns, root)
+            held.keep, held.asked_by = keep, {"reason": reason, "uid": os.getuid(), "pid": os.getpid()}
+            refusal = self._create(held, root)
+        except EvidenceError as error:
+            self._open = None
+            raise CaptureRefusedError(str(error)) from error
+        finally:
+            self._working.release()
+        if refusal is not None:
+            # Something changed since it was asked: what was opened closes like any other, without profiles.
+            held.until_ns = now_ns
+            raise CaptureRefusedError(refusal)
+        return breach.id
+
     def step(self, now_ns: int, records: Sequence[RequestRecord], closed: Sequence[str]) -> None:
-        """One tick on the worker: hand records to the profiles, follow the leader, see what is due."""
+        """One tick on the worker: hand records to the profiles, follow the owner, see what is due."""
         if self._capture is not None:
             self._capture.attach_records(records)
+        orphan = self._sources.pod.orphan(now_ns)
+        if orphan is not None:
+            self._inherit(Path(orphan), now_ns)
         self._follow(now_ns)
         held = self._open
         if held is None:
             return
-        half_ns = int(CAPTURE_S / 2 * NS_PER_S)
-        early = now_ns >= held.until_ns - half_ns and self._profiles_complete(held)
-        if not held.collected and (early or now_ns >= held.until_ns):
-            held.collected = True
-            self._jobs.put(lambda: self._collect(held, now_ns))
-        alone = len(self._sources.pod.workers(now_ns)) <= 1
-        settled = alone or now_ns >= held.until_ns + int(SETTLE_S * NS_PER_S)
+        if not held.collected and (now_ns >= held.until_ns or self._profiles_complete(held, now_ns)):
+            self._end_collection(held, now_ns)
+        settled = held.complete or now_ns >= held.settled_ns
         if held.bundle is not None and held.collected and not held.asked and settled:
             held.asked = True
             self._jobs.put(lambda: self._publish_and_diagnose(held))
         if held.breach.id in closed:
             held.closing = True
         manual_over = held.breach.trigger == "manual" and held.asked
-        if (held.closing or manual_over) and held.asked and self._child is None and self._jobs.empty():
+        if held.owned and (held.closing or manual_over) and held.asked and not self.busy:
             self._open = None
-            if held.bundle is not None:
-                self._jobs.put(lambda: self._close(held))
+            self._jobs.put(lambda: self._close(held))
 
-    def _profiles_complete(self, held: _Open) -> bool:
-        """Whether all profiles that were wanted are on disk."""
-        capture = self._capture
-        return held.armed and capture is not None and capture.complete and not len(capture.shelf)
+    def _end_collection(self, held: Open, now_ns: int) -> None:
+        held.collected = True
+        held.settled_ns = now_ns + int(SETTLE_S * NS_PER_S)
+        if held.owned and now_ns < held.until_ns:
+            held.until_ns = now_ns
+            self._announce(held)
+        self._jobs.put(lambda: self._collect(held, now_ns))
 
-    def finish(self, now_ns: int) -> None:
-        """Write what there is now, for a process that stops: the diagnosis is left to `inferscope explain`."""
-        held = self._open
-        if held is None:
-            return
-        if not held.collected:
-            held.collected = True
-            self._jobs.put(lambda: self._collect(held, now_ns, _LAST_DRAIN_S))
-        if not held.asked:
-            held.asked = True
-            self._jobs.put(lambda: self._publish(held))
-
-    def run_once(self) -> None:
-        """Do what is queued and look after the child; on the capture thread."""
-        while True:
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                break
-            with guard("incident"):
-                job()
-        if self._child is not None:
-            with guard("diagnose"):
-                self._poll()
-
-    def after_fork(self) -> None:
-        """In a forked child: the incident and its files belong to the parent."""
-        self._open = None
-        self._child = None
-        self._jobs = queue.SimpleQueue()
-
-    def _arm(self, held: _Open) -> None:
-        """Ask for profiles; a refusal costs a line, the incident goes on without them."""
-        if self._capture is None:
-            return
-        breach = held.breach
-        target = Target(
-            incident=breach.id,
-            directory=held.directory,
-            request=None if held.keep else breach.request,
-            threshold_ns=round(breach.threshold_ms * NS_PER_MS),
-            body_ns=lambda: self._sources.body_ns(breach.request),
-            keep_all=held.keep > 0,
-            prefix=f"s{self._sources.pod.slot.index}",
-            detected_ns=None if held.keep else breach.detected_ns,
+    def _announce(self, held: Open) -> None:
+        self._heard = self._sources.pod.announce(
+            open_=True, onset_ns=held.breach.onset_ns, until_ns=held.until_ns, directory=str(held.directory)
         )
-        refusal = self._capture.arm(target)
-        if refusal is None:
-            held.armed = True
-        else:
-            log_once(f"capture-{breach.id}", f"no profiles for {breach.id}: {refusal}")
 
-    def _create(self, held: _Open, root: Path) -> None:
-        sources = self._sources
-        objective = {**sources.objective(held.breach.slo), **({"asked_by": held.asked_by} if held.asked_by else {})}
-        held.bundle = Bundle.create(root, held.breach, sources.fingerprint(), objective, sources.versions)
-        self._write_healthy(held)
-        digest = held.bundle.publish("open")
-        sources.pod.announce(open_=True, onset_ns=held.breach.onset_ns, until_ns=held.until_ns, directory=str(held.directory))
-        sources.emit("opened", held.breach, held.directory, digest)
-        self._arm(held)
-
-    def _write_healthy(self, held: _Open) -> None:
-        """The last healthy time before the onset: the body of an incident in which most requests exceed the objective."""
-        breach = held.breach
-        end = breach.onset_ns - int(BEFORE_S * NS_PER_S)
-        document = self._sources.evidence(breach.request, breach.onset_ns - int(LONGEST_S * NS_PER_S), end)
-        counted = sum(row["count"] for row in document["classes"])
-        exceeding = sum(row["violations"][0] for row in document["classes"] if row["violations"])
-        if held.bundle is not None and counted >= _MIN_HEALTHY and exceeding <= (1 - breach.quantile) * counted:
-            self._write(held.directory / f"healthy-{self._sources.pod.slot.index}-1.json", document)
-            held.bundle.add_rest()
-
-    def _collect(self, held: _Open, now_ns: int, drain_s: float = _DRAIN_S) -> None:
-        if self._capture is not None:
-            self._capture.disarm()
-            self._drain(drain_s)
-        begin = max(held.breach.onset_ns - int(BEFORE_S * NS_PER_S), now_ns - int(LONGEST_S * NS_PER_S))
-        document = self._sources.evidence(held.breach.request, begin, now_ns)
-        held.parts += 1
-        self._write(held.directory / f"evidence-{self._sources.pod.slot.index}-{held.parts}.json", document)
-
-    def _drain(self, seconds: float) -> None:
-        """Write out the profiles that were kept; the worker has filled in their spans, or the wait for it is over."""
-        deadline = time.monotonic() + seconds
-        while self._capture is not None and len(self._capture.shelf) and time.monotonic() < deadline:
-            self._capture.run_once()
-            time.sleep(0.02)
-
-    @staticmethod
-    def _write(path: Path, document: Mapping[str, Any]) -> None:
-        write_atomic(path, encoded(document))
-
-    @staticmethod
-    def _publish(held: _Open) -> None:
-        if held.bundle is not None:
-            held.bundle.add_rest()
-            held.bundle.publish("captured")
-
-    def _publish_and_diagnose(self, held: _Open) -> None:
-        self._publish(held)
-        if self._sources.diagnose != "local":
-            self._finished(held)
-            return
-        environment = {key: value for key, value in os.environ.items() if key != "INFERSCOPE_STRICT"}
-        command = [sys.executable, "-m", "inferscope.diagnose", str(held.directory)]
-        # No preexec_fn: it would run Python between fork and exec in a threaded process. The child limits itself.
-        child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        self._child = (child, time.monotonic() + CHILD_S, held)
-
-    def _poll(self) -> None:
-        if self._child is None:
-            return
-        child, deadline, held = self._child
-        if child.poll() is None:
-            if time.monotonic() > deadline:
-                child.kill()
-            return
-        self._child = None
-        _, complaint = child.communicate()
-        if child.returncode != 0:
-            said = complaint.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-            log_once(f"diagnosis-{held.breach.id}", f"diagnosis of {held.breach.id} failed (status {child.returncode}): {said[0]}")
-        self._finished(held)
-
-    def _finished(self, held: _Open) -> None:
-        if held.bundle is None:
-            return
-        held.bundle.add_rest()
-        diagnosed = any(name.startswith("diagnosis-") for name in held.bundle.artefacts)
-        digest = held.bundle.publish("diagnosed") if diagnosed else held.bundle.root_hash
-        if diagnosed:
-            self.diagnosed += 1
-            self._sources.emit("diagnosed", held.breach, held.directory, digest)
-            if self._sources.on_incident is not None:
-                with guard("on_incident"):
-                    self._sources.on_incident(held.directory)
-
-    def _close(self, held: _Open) -> None:
-        if held.bundle is None:
-            return
-        digest = held.bundle.publish("closed")
-        self._sources.pod.announce(open_=False, onset_ns=0, until_ns=0, directory="")
-        self._sources.emit("closed", held.breach, held.directory, digest)
-        root = self._sources.pod.slot.directory
-        if root is not None:
-            budget = self._sources.budget
-            prune(root, max_bytes=budget.disk_mb << 20, max_count=budget.incidents)
+    def _profiles_complete(self, held: Open, now_ns: int) -> bool:
+        """Whether the owner's profiles are on disk, early enough to save the rest of the wait."""
+        capture = self._capture
+        if not held.owned or not held.armed or capture is None or not capture.complete or len(capture.shelf):
+            return False
+        return held.keep > 0 or now_ns >= held.until_ns - int(CAPTURE_S / 2 * NS_PER_S)
 
     def _follow(self, now_ns: int) -> None:
         """Take part in an incident that another worker opened."""
-        heard = self._sources.pod.announcement()
+        pod = self._sources.pod
+        heard = pod.announcement()
         if heard is None or heard.sequence == self._heard:
             return
-        self._heard = heard.sequence
-        ours = self._open is not None and self._open.bundle is not None or self._open is not None and str(self._open.directory) == heard.directory
-        if ours:
+        held = self._open
+        if held is not None and held.owned:
+            if heard.token != pod.token and not heard.open:
+                return  # a new leader's first word, while ours is open
+            self._heard = heard.sequence
             return
+        self._heard = heard.sequence
         if not heard.open:
             self._open = None
             if self._capture is not None:
                 self._jobs.put(self._capture.disarm)
             return
-        if now_ns < heard.until_ns:
+        if held is not None and str(held.directory) == heard.directory:
+            held.until_ns = heard.until_ns
+        elif now_ns < heard.until_ns:
             self._jobs.put(lambda: self._join(Path(heard.directory), heard.until_ns))
 
+    def _inherit(self, directory: Path, now_ns: int) -> None:
+        """The owner of an open incident is gone: carry on with it, or finish it with what lies there."""
+        word = self._sources.pod.announcement()
+        self._heard = word.sequence if word is not None else self._heard
+        held = self._open
+        if held is not None and held.directory == directory:
+            held.owned = held.closing = True  # its objective's state died with the owner: it closes once it is diagnosed
+            self._announce(held)
+            self._jobs.put(held.adopt)
+        elif held is None:
+            self._jobs.put(lambda: self._finish_orphan(directory, now_ns))
+
+    def finish(self, now_ns: int) -> None:
+        """Write what there is now, for a process that stops; the diagnosis is left to the next leader or `inferscope explain`."""
+        held = self._open
+        if held is None:
+            return
+        if not held.collected:
+            held.collected = True
+            self._jobs.put(lambda: self._collect(held, now_ns))
+        if held.owned and not held.asked:
+            held.asked = True
+            self._jobs.put(lambda: held.seal())
+
+    def stop(self) -> None:
+        """Begin no long work any more."""
+        self._stopping = True
+
+    # On the capture thread
+
+    def run_once(self) -> None:
+        """Do what is queued, write profiles, look after the child; one thread at a time, a second one returns at once."""
+        if not self._working.acquire(blocking=False):
+            return
+        try:
+            while not self._jobs.empty():
+                with guard("incident"):
+                    self._jobs.get_nowait()()
+            if self._capture is not None:
+                with guard("capture"):
+                    self._capture.run_once()
+            with guard("diagnose"):
+                self._poll()
+            held = self._open
+            if held is not None and held.bundle is not None and held.collected and not held.asked:
+                with guard("incident"):
+                    held.complete = parts_are_there(self._sources.pod, held.directory)
+        finally:
+            self._working.release()
+
+    def _arm(self, held: Open) -> str | None:
+        """Ask for profiles, this worker's share of the pod's; returns why not, the incident then goes on without them."""
+        capture = self._capture
+        if capture is None:
+            return "captures are off"
+        slow, body = (held.keep, 0) if held.keep else shares(self._sources.budget, self._sources.pod)
+        if slow == 0:
+            return None
+        capture.budget = replace(self._sources.budget, slow=slow, body=body)
+        breach = held.breach
+        refusal = capture.arm(
+            Target(
+                incident=breach.id,
+                directory=held.directory,
+                request=None if held.keep else breach.request,
+                threshold_ns=round(breach.threshold_ms * NS_PER_MS),
+                body_ns=lambda: self._sources.body_ns(breach.request),
+                keep_all=held.keep > 0,
+                prefix=f"s{self._sources.pod.slot.index}",
+                detected_ns=None if held.keep else breach.detected_ns,
+            )
+        )
+        held.armed = refusal is None
+        if refusal is not None:
+            log_once(f"capture-{breach.id}", f"no profiles for {breach.id}: {refusal}")
+        return refusal
+
+    def _create(self, held: Open, root: Path) -> str | None:
+        """Make the incident and arm; returns why there will be no profiles."""
+        sources = self._sources
+        objective = {**sources.objective(held.breach.slo), **({"asked_by": held.asked_by} if held.asked_by else {})}
+        try:
+            bundle = Bundle.create(root, held.breach, sources.fingerprint(), objective, sources.versions)
+            self._write_healthy(bundle, held.breach)
+            digest = bundle.publish("open")
+        except Exception:
+            if self._open is held:
+                self._open = None  # nothing lies there that could be continued
+            raise
+        held.bundle = bundle
+        self._announce(held)
+        with guard("incident"):
+            sources.emit("opened", held.breach, held.directory, digest)
+        return self._arm(held)
+
+    def _write_healthy(self, bundle: Bundle, breach: Breach) -> None:
+        """The last healthy time before the onset: the body of an incident in which most requests exceed the objective."""
+        end = breach.onset_ns - int(BEFORE_S * NS_PER_S)
+        document = self._sources.evidence(breach.request, breach.onset_ns - int(LONGEST_S * NS_PER_S), end)
+        if is_healthy(document, breach):
+            write_evidence(bundle.path / f"healthy-{self._sources.pod.slot.index}-1.json", document)
+            bundle.add_rest()
+
     def _join(self, directory: Path, until_ns: int) -> None:
-        import json
-
-        from inferscope.types import Breach
-
-        document = json.loads((directory / "breach.json").read_text(encoding="utf-8"))
-        breach = Breach(**{name: document[name] for name in Breach.__dataclass_fields__})
-        held = self._open = _Open(breach, directory, until_ns, None)
+        if self._open is not None:
+            return
+        held = Open(read_breach(directory), directory, until_ns)
+        self._open = held
         self._arm(held)
 
+    def _finish_orphan(self, directory: Path, now_ns: int) -> None:
+        """Seal and diagnose what a dead owner left, unless that was done or nothing of use is there."""
+        if self._open is not None or not directory.is_dir():
+            return
+        bundle = Bundle.open(directory)
+        held = Open(read_breach(directory), directory, now_ns, bundle, owned=True, collected=True, asked=True, closing=True)
+        self._open = held
+        self._announce(held)
+        evidence = any(directory.glob("evidence-*.json")) and not any(directory.glob("diagnosis-*.json"))
+        self._jobs.put(lambda: self._publish_and_diagnose(held) if evidence else held.seal())
 
-def objective_json(slo: Any) -> dict[str, Any]:
-    """An objective as JSON types."""
-    return {"name": slo.name, "quantile": slo.quantile, "threshold_ms": slo.threshold_ms, **{k: v for k, v in asdict(slo).items() if k != "_"}}
+    def _collect(self, held: Open, now_ns: int) -> None:
+        capture = self._capture
+        if capture is not None:
+            capture.disarm()
+            self._drain(capture, _LAST_DRAIN_S if self._stopping else _DRAIN_S)
+        if not held.owned and not still_wanted(self._sources.pod, held.directory):
+            return
+        begin = max(held.breach.onset_ns - int(BEFORE_S * NS_PER_S), now_ns - int(LONGEST_S * NS_PER_S))
+        document = self._sources.evidence(held.breach.request, begin, now_ns)
+        write_evidence(held.directory / f"evidence-{self._sources.pod.slot.index}-1.json", document)
+
+    def _drain(self, capture: RequestScopedCapture, seconds: float) -> None:
+        """Write out the profiles that were kept, while the worker fills in their spans; what is late is dropped."""
+        deadline = time.monotonic() + seconds
+        while len(capture.shelf) and time.monotonic() < deadline and not (self._stopping and seconds > _LAST_DRAIN_S):
+            capture.run_once()
+            time.sleep(0.02)
+        capture.shelf.clear()
+
+    def _publish_and_diagnose(self, held: Open) -> None:
+        held.seal()
+        if self._sources.diagnose == "local" and not self._stopping:
+            self._child = DiagnosisChild(held.directory, CHILD_S), held
+
+    def _poll(self) -> None:
+        if self._child is None:
+            return
+        child, held = self._child
+        if self._stopping:
+            child.kill()
+        if child.running():
+            return
+        self._child = None
+        if child.complaint and not self._stopping:
+            log_once(f"diagnosis-{held.breach.id}", f"diagnosis of {held.breach.id} failed ({child.complaint})")
+        self._finished(held)
+
+    def _finished(self, held: Open) -> None:
+        if held.bundle is None:
+            return
+        held.bundle.add_rest()
+        if not any(name.startswith("diagnosis-") for name in held.bundle.artefacts):
+            return
+        digest = held.bundle.publish("diagnosed")
+        self.diagnosed += 1
+        self._sources.emit("diagnosed", held.breach, held.directory, digest)
+        if self._sources.on_incident is not None:
+            with guard("on_incident"):
+                self._sources.on_incident(held.directory)
+
+    def _close(self, held: Open) -> None:
+        if held.bundle is None:
+            return
+        self._heard = self._sources.pod.announce(open_=False, onset_ns=0, until_ns=0, directory="")
+        held.bundle.add_rest()
+        digest = held.bundle.publish("closed")
+        self._sources.emit("closed", held.breach, held.directory, digest)
+        root = self._sources.pod.slot.directory
+        if root is not None:
+            budget = self._sources.budget
+            prune(root, max_bytes=budget.disk_mb << 20, max_count=budget.incidents)

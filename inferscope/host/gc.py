@@ -24,12 +24,14 @@ class GcPauses:
 
     Attributes:
         pauses: By generation: [collections, total ns, longest ns] since `start()`.
+        failures: Callbacks that failed; counted only, because nothing may be logged inside a collection.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._began = 0
         self._thread = 0
+        self.failures = 0
         self.pauses: list[list[int]] = [[0, 0, 0] for _ in range(3)]
         self._callback = self._on_gc  # one bound method, so that it can be found again in gc.callbacks
 
@@ -44,6 +46,12 @@ class GcPauses:
             gc.callbacks.remove(self._callback)
 
     def _on_gc(self, phase: str, info: dict[str, Any]) -> None:
+        try:
+            self._note(phase, info)
+        except Exception:  # noqa: BLE001  (the interpreter would print it to the application's stderr)
+            self.failures += 1
+
+    def _note(self, phase: str, info: dict[str, Any]) -> None:
         # Collections do not nest and hold the GIL, so one start time is enough; the thread is checked for the builds where they might.
         if phase == "start":
             self._thread = threading.get_ident()
