@@ -102,7 +102,7 @@ def configure(**keywords: Unpack[Keywords]) -> None:
     Raises:
         ConfigurationError: A keyword has an unusable value, or two objectives share a name. Nothing was changed then.
     """
-    global _runtime
+    global _runtime  # noqa: PLW0603  (one runtime a process is the contract of this module)
     loaded = settings.load(keywords)
     if core.IMPLEMENTATION == "disabled":
         return
