@@ -55,7 +55,7 @@ def _blocks(incident: Incident, width: int) -> Iterable[list[_Line]]:
         yield [
             [],
             [("Captures", "bold")],
-            *(line for capture in incident.captures for line in _wrapped(words.capture_line(capture), width, "  ")),
+            *(line for summary in words.captures_lines(incident.captures) for line in _wrapped(summary, width, "  ")),
         ]
     if incident.notes:
         yield [[], [("Notes", "bold")], *(line for note in incident.notes for line in _wrapped(note, width, "  "))]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from inferscope.types import CaptureSummary, Evidence, Incident, Share, WhatIf
 
 __all__ = [
     "capture_line",
+    "captures_lines",
     "count",
     "evidence_line",
     "excess_ms",
@@ -108,3 +112,27 @@ def capture_line(capture: CaptureSummary) -> str:
     stages = ", ".join(f"{name} {number(ms)} ms" for name, ms in sorted(capture.stages.items(), key=lambda item: -item[1]))
     joined = f"; operators by stage: {stages}" if stages else ""
     return f"{capture.id}: tier {capture.tier}, {kind} request {requests}, {events} events, stall {number(capture.stall_ms)} ms{joined}"
+
+
+def captures_lines(captures: Sequence[CaptureSummary]) -> Iterator[str]:
+    """All captures in a line a kind; a single one of its kind in full."""
+    for slow in (True, False):
+        kind = [capture for capture in captures if capture.slow is slow]
+        if len(kind) == 1:
+            yield capture_line(kind[0])
+        elif kind:
+            yield _captures_line(kind, "slow" if slow else "healthy")
+
+
+def _captures_line(kind: Sequence[CaptureSummary], word: str) -> str:
+    threads = len({thread for capture in kind for thread in capture.threads})
+    stalls = [capture.stall_ms for capture in kind]
+    events = [capture.events for capture in kind if capture.events is not None]
+    names = {name for capture in kind for name in capture.stages}
+    medians = {name: statistics.median(capture.stages.get(name, 0.0) for capture in kind) for name in names}
+    stages = ", ".join(f"{name} {number(ms)} ms" for name, ms in sorted(medians.items(), key=lambda item: -item[1])[:4])
+    return (
+        f"{len(kind)} {word} requests on {threads} {'thread' if threads == 1 else 'threads'}: stall {number(min(stalls))} to "
+        f"{number(max(stalls))} ms each, {f'{count(min(events))} to {count(max(events))} events' if events else 'events n/a'}"
+        f"{f'; operators by stage, medians: {stages}' if stages else ''}"
+    )

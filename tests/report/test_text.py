@@ -95,3 +95,14 @@ def test_share_without_interval(incident):
 def test_no_objective(incident):
     breach = replace(incident.breach, threshold_ms=0.0)
     assert text.render(replace(incident, breach=breach)).startswith("No objective for score   ")
+
+
+def test_many_captures_are_one_line_a_kind(incident) -> None:
+    first = incident.captures[0]
+    slow = [replace(first, id=f"c{n}", requests=(n,), threads=(n % 3,), stall_ms=0.5 + n / 10, events=100 + n) for n in range(8)]
+    healthy = replace(first, id="h1", slow=False)
+    found = text.render(replace(incident, captures=(*slow, healthy)), width=200)
+    assert (
+        "  8 slow requests on 3 threads: stall 0.50 to 1.20 ms each, 100 to 107 events; operators by stage, medians: rules 30.5 ms, forward 5.12 ms\n"
+    ) in found
+    assert "  h1: tier 1, healthy request 77, 1 234 events, stall 0.75 ms" in found
