@@ -1,12 +1,14 @@
 """What must happen to a session around exit and fork; the interpreter offers no way to unregister, so one registration serves all.
 
 Exit with an open session crashes the process. A fork copies the session of the forking thread into the child, where nothing would ever
-stop it.
+stop it. And the first session of a process starts a thread of Kineto's that a child does not have: with torch 2.13 a child that exits in
+the ordinary way waits for it forever, in the destructor of `libkineto::ConfigLoader`.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -23,6 +25,7 @@ __all__ = ["follow_process"]
 
 _current: weakref.ref[RequestScopedCapture] | None = None
 _registered = False
+_leaves = False
 
 
 def follow_process(capture: RequestScopedCapture) -> None:
@@ -71,5 +74,24 @@ def _after_fork() -> None:
 
 def _in_child() -> None:
     capture = _capture()
-    if capture is not None:
-        capture.after_fork()
+    if capture is None:
+        return
+    recorded = capture.recording.counts.sessions > 0
+    capture.after_fork()
+    if recorded:
+        _leave_before_destructors()
+
+
+def _leave_before_destructors() -> None:
+    """Make this child's exit end before C++ destructors run, with its own status and after flushing; as `multiprocessing` children do.
+
+    Handlers run last in, first out: what the child itself registers later still runs, then streams are flushed, then it is over. Python's
+    own finalisation comes before all of them.
+    """
+    global _leaves  # noqa: PLW0603  (the C library's list is the process's, and children inherit it)
+    libc = ctypes.CDLL(None)
+    if _leaves or not (hasattr(libc, "on_exit") and hasattr(libc, "fcloseall")):
+        return  # on_exit, which passes the status on, is glibc's
+    _leaves = True
+    libc.on_exit(ctypes.cast(libc["_exit"], ctypes.c_void_p), None)
+    libc.on_exit(ctypes.cast(libc.fcloseall, ctypes.c_void_p), None)  # takes nothing and ignores what it is given

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import json
 import os
 import random
@@ -198,6 +200,21 @@ def fork_beside_recording_thread(directory: Path) -> None:
     leave.set()
     thread.join()
     assert capture.recording.counts.kept == 1
+
+
+def fork_after_captures(directory: Path) -> None:
+    """A child that exits in the ordinary way: with its own status, its output flushed, its exit handlers run."""
+    recorder, capture = build(directory)
+    with recorder.request("score"):
+        operators(50)
+    assert capture.recording.counts.sessions == 1
+    child = os.fork()
+    if not child:
+        atexit.register(lambda: (directory / "handler").write_text("ran"))
+        ctypes.CDLL(None).printf(b"from the child\n")
+        sys.exit(7)
+    assert nurse(child) == 7
+    assert (directory / "handler").read_text() == "ran"
 
 
 def user_waits_in_vain(directory: Path) -> None:

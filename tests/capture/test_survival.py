@@ -14,7 +14,7 @@ import pytest
 
 SCENARIOS = Path(__file__).with_name("scenarios.py")
 EXITS = ["exit_on_main", "exit_with_daemon", "exit_after_thread_died", "exit_by_exception"]
-FORKS = ["fork_from_recording_thread", "fork_beside_recording_thread"]
+FORKS = ["fork_from_recording_thread", "fork_beside_recording_thread", "fork_after_captures"]
 USERS = ["user_waits_in_vain", "user_overtakes"]
 pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX only"), pytest.mark.timeout(300)]
 
@@ -27,7 +27,7 @@ class Run(NamedTuple):
         """Assert it; returns the JSON of its last line, or None when it said nothing."""
         out, errors = ((self.root / f"{scenario}.{name}").read_text() for name in ("stdout", "stderr"))
         assert self.statuses[scenario] == 0, f"{scenario}: status {self.statuses[scenario]}\n{out}\n{errors[-4000:]}"
-        lines = out.strip().splitlines()
+        lines = [line for line in out.splitlines() if line.startswith("{")]
         return json.loads(lines[-1]) if lines else None
 
 
@@ -79,8 +79,13 @@ def test_without_us_that_exit_crashes(ran):
 
 
 @pytest.mark.parametrize("scenario", FORKS)
-def test_fork_in_the_middle_of_a_capture(ran, scenario):
+def test_fork_in_the_middle_of_a_capture_and_after(ran, scenario):
     ran.survived(scenario)
+
+
+def test_a_childs_output_is_flushed(ran):
+    ran.survived("fork_after_captures")
+    assert (ran.root / "fork_after_captures.stdout").read_text() == "from the child\n"
 
 
 @pytest.mark.parametrize("scenario", USERS)
