@@ -4,7 +4,7 @@
 
 Each simulated second is one `Detector.update`, warm-up, cooldown and closing included, as the worker does it. Healthy: half the allowed
 share is slow, in 30 ms stalls. False triggers are counted over simulated days and stated with the exact upper 95 % bound of a Poisson rate:
-the full run (96 days a rate) holds the target against that bound, `--quick` (6 days) against the count alone.
+the full run (96 days a rate) holds the target against that bound, `--quick` (4 days) against the count alone.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ def row(name, value, unit, target, holds, **more):
 
 
 def measure(pool, kind, quick):
-    chunks, days = (2, 3) if quick else (8, 12)
+    chunks, days = (2, 2) if quick else (8, 12)
     jobs = [(kind, rate, days, 1000 * rate + chunk, "bursty") for rate in RATES for chunk in range(chunks)]
     delay_jobs = [
-        (kind, rate, 0.05, shape, (60 if rate >= 50 else 30) * (1 if quick else 5), 7 + rate)
+        (kind, rate, 0.05, shape, (60 if rate >= 50 else 20) * (1 if quick else 5), 7 + rate)
         for rate in RATES
         for shape in ("independent", "bursty")
     ]
