@@ -88,6 +88,11 @@ class LoadResult:
         return np.greater(self.status, 0)
 
     @property
+    def fine(self) -> NDArray[np.bool_]:
+        """Which requests got a whole answer with a 2xx status, shape (requests,)."""
+        return np.logical_and(np.greater_equal(self.status, 200), np.less(self.status, 300))
+
+    @property
     def latency_ns(self) -> IntArray:
         """Intended start to last byte, of the answered requests."""
         return np.subtract(self.done_ns, self.intended_ns)[self.answered]

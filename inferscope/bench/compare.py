@@ -1,0 +1,323 @@
+"""Is the candidate faster, slower or the same, and how surely?
+
+The unit is a block: some seconds of load on one version. Blocks of both versions are taken in turn (A B B A …) and compared in pairs,
+so that what the machine does meanwhile falls on both. The difference is that of the pooled quantile; its interval comes from resampling
+pairs of blocks, because requests of one block share stalls and are not independent. Verdicts:
+
+    NO CHANGE      the interval lies within the tolerance
+    REGRESSED      the interval excludes "no difference" and the difference is beyond the tolerance; IMPROVED likewise
+    INCONCLUSIVE   neither: more blocks are needed
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from inferscope.bench.stats import LEAST_BLOCKS, block_weights, needed, observed, resampled_quantiles, student_quantile
+from inferscope.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from inferscope.bench.load import LoadResult
+    from inferscope.types import FloatArray
+
+__all__ = [
+    "GATES",
+    "QUANTILES",
+    "WORDS",
+    "Block",
+    "Gate",
+    "Verdict",
+    "blocks_of",
+    "exit_code",
+    "judge",
+    "look_level",
+    "parse_gates",
+    "sequential",
+]
+
+IMPROVED: Final = "IMPROVED"
+REGRESSED: Final = "REGRESSED"
+NO_CHANGE: Final = "NO CHANGE"
+INCONCLUSIVE: Final = "INCONCLUSIVE"
+INCORRECT: Final = "INCORRECT"
+INCOMPARABLE: Final = "INCOMPARABLE"
+WORDS: Final = (IMPROVED, REGRESSED, NO_CHANGE, INCONCLUSIVE, INCORRECT, INCOMPARABLE)
+QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+GATES: Final = "p50:3%,p95:5%,p99:10%"
+"""Tight where the measurement is sharp, wider where the tail is noisy."""
+_MORE_BLOCKS: Final = 60
+_GATE: Final = re.compile(r"\s*([a-z0-9_]+)\s*:\s*([0-9.]+)\s*%\s*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some seconds of load on one version."""
+
+    latency_ms: FloatArray
+    """Of the requests that were answered well, shape (requests,)."""
+    failed: int = 0
+    """Requests that were not: an error, or no answer."""
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A metric and how much of a difference does not matter.
+
+    Args:
+        metric: `p50`, `p90`, `p95`, `p99`, `p999`, `mean`, `throughput` (relative) or `error_rate` (points).
+        tolerance: as a fraction.
+    """
+
+    metric: str
+    tolerance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What can be said about one metric."""
+
+    metric: str
+    word: str
+    base: float | None
+    """ms, requests/s, or a share of requests."""
+    candidate: float | None
+    change: float | None
+    """Relative to base; of `error_rate` the difference of shares."""
+    low: float | None
+    high: float | None
+    level: float
+    """Of the interval [low, high]."""
+    tolerance: float
+    blocks: int
+    """Pairs of blocks, or blocks of the shorter run when `kind` is sequential."""
+    kind: str
+    """`interleaved`, or `sequential`: one run after the other, where a machine that changed meanwhile reads as a difference."""
+    why: str = ""
+    """Why there is no verdict."""
+
+    def text(self) -> str:
+        """The verdict in one line."""
+        unit = "block pairs" if self.kind == "interleaved" else "blocks, sequential"
+        if self.change is None or self.low is None or self.high is None:
+            return f"{self.metric} {self.word}: {self.why}"
+        signed = [f"{100 * value:+.1f}" for value in (self.change, self.low, self.high)]
+        because = f" ({self.why})" if self.why else ""
+        return f"{self.metric} {self.word}: Δ {signed[0]} % [{signed[1]}, {signed[2]}], {self.blocks} {unit}{because}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as data."""
+        return asdict(self)
+
+
+def parse_gates(text: str) -> tuple[Gate, ...]:
+    """Gates from `p50:3%,p99:10%`.
+
+    Raises:
+        ConfigurationError: a part that is not METRIC:PERCENT%, or an unknown metric.
+    """
+    gates: list[Gate] = []
+    known = (*QUANTILES, "mean", "throughput", "error_rate")
+    for part in text.split(","):
+        match = _GATE.match(part)
+        try:
+            tolerance = float(match[2]) / 100 if match else math.nan
+        except ValueError:
+            tolerance = math.nan
+        if match is None or match[1] not in known or not 0 < tolerance < 10:
+            raise ConfigurationError("gate", part.strip(), f"METRIC:PERCENT% with a metric of {', '.join(known)}, as in {GATES}")
+        gates.append(Gate(match[1], tolerance))
+    return tuple(gates)
+
+
+def look_level(look: int, looks: int | None = None) -> float:
+    """Level of the intervals at the look-th time (from 0) that a growing measurement is judged.
+
+    Whoever looks until something shows finds something: the 5 % of false verdicts are spent over the looks (4 %, 0.5 %, 0.25 %, …),
+    which bounds their sum by Bonferroni whatever the number of looks. With a single look planned it may have all.
+    """
+    if looks == 1:
+        return 0.95
+    return 0.96 if look == 0 else 1.0 - 0.01 * 0.5**look
+
+
+def blocks_of(result: LoadResult, count: int | None = None, *, skip: int = 0) -> list[Block]:
+    """Cuts a run into equal spans of time.
+
+    Args:
+        result: the run.
+        count: how many blocks; default one a second, but at least 20 and at most 60.
+        skip: requests of the warm-up to leave out.
+    """
+    intended = result.intended_ns[skip:]
+    if intended.size == 0:
+        return []
+    first, last = int(intended[0]), int(intended[-1])
+    number = count or min(max(int((last - first) / 1e9), LEAST_BLOCKS), _MORE_BLOCKS)
+    width = max((last - first + 1) / number, 1.0)
+    where = np.minimum(((intended - first) / width).astype(np.int64), number - 1)
+    fine = result.fine[skip:]
+    latency_ms = (result.done_ns[skip:] - intended) / 1e6
+    return [
+        Block(latency_ms[(where == index) & fine], int(np.count_nonzero((where == index) & ~fine)), width / 1e9) for index in range(number)
+    ]
+
+
+def sequential(
+    base: LoadResult, candidate: LoadResult, gates: Sequence[Gate] | None = None, *, skip: tuple[int, int] = (0, 0)
+) -> list[Verdict]:
+    """Verdicts on two runs that were made one after the other: labelled, because a machine that changed in between reads as a difference.
+
+    Args:
+        base: the run before.
+        candidate: the run after.
+        gates: what to judge; default `GATES`.
+        skip: requests of warm-up to leave out of each.
+    """
+    chosen = parse_gates(GATES) if gates is None else gates
+    return judge(blocks_of(base, skip=skip[0]), blocks_of(candidate, skip=skip[1]), chosen, paired=False)
+
+
+def judge(
+    base: Sequence[Block], candidate: Sequence[Block], gates: Sequence[Gate], *, paired: bool = True, level: float = 0.95, seed: int = 0
+) -> list[Verdict]:
+    """A verdict for each gate, and one for errors whether gated or not (a version that fails is not faster).
+
+    Args:
+        base: blocks of the version that is there.
+        candidate: blocks of the new one; with `paired`, block i was measured beside block i of `base`.
+        gates: metrics and tolerances.
+        paired: resample pairs (interleaved blocks) or each version's blocks on their own (sequential runs).
+        level: of the intervals.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: paired blocks of different number.
+    """
+    if paired and len(base) != len(candidate):
+        raise ValueError(f"{len(base)} and {len(candidate)} blocks make no pairs")
+    chosen = list(gates) + ([] if any(gate.metric == "error_rate" for gate in gates) else [Gate("error_rate", 0.001)])
+    comparison = _Comparison(base, candidate, paired, level, seed)
+    found = [comparison.verdict(gate) for gate in chosen]
+    failing = next((verdict for verdict in found if verdict.metric == "error_rate" and verdict.word == REGRESSED), None)
+    if failing is None:
+        return found
+    return [_withheld(verdict) if verdict.word == IMPROVED and verdict.metric != "error_rate" else verdict for verdict in found]
+
+
+def _withheld(verdict: Verdict) -> Verdict:
+    return replace(verdict, word=INCONCLUSIVE, why="the candidate fails more requests, so those that it answers prove nothing")
+
+
+class _Comparison:
+    """Two lists of blocks and the resampling that all metrics share."""
+
+    def __init__(self, base: Sequence[Block], candidate: Sequence[Block], paired: bool, level: float, seed: int) -> None:  # noqa: FBT001
+        self._arms = (base, candidate)
+        self._kind = "interleaved" if paired else "sequential"
+        self._count = min(len(base), len(candidate))
+        self._level = level
+        if self._count >= LEAST_BLOCKS:
+            first = block_weights(len(base), seed)
+            self._weights = (first, first if paired else block_weights(len(candidate), seed + 1))
+
+    def verdict(self, gate: Gate) -> Verdict:
+        """Judge one metric."""
+        values = [_value(arm, gate.metric) for arm in self._arms]
+        refusal = self._refusal(gate.metric, values)
+        if refusal:
+            return self._make(gate, INCONCLUSIVE, values, why=refusal)
+        base, candidate = (float(value) for value in values if value is not None)
+        absolute = gate.metric == "error_rate"
+        replicates = [_replicates(arm, gate.metric, weights) for arm, weights in zip(self._arms, self._weights, strict=True)]
+        if absolute:
+            centre, spread = candidate - base, float(np.std(replicates[1] - replicates[0], ddof=1))
+        else:
+            centre = math.log(candidate / base)
+            spread = float(np.std(np.log(replicates[1]) - np.log(replicates[0]), ddof=1))
+        # Student's factor and n/(n-1): a bootstrap of few blocks is too narrow otherwise (Hesterberg, 2015, "expanded" intervals).
+        reach = student_quantile(0.5 + self._level / 2, self._count - 1) * spread * math.sqrt(self._count / (self._count - 1))
+        ends = (centre, centre - reach, centre + reach)
+        change, low, high = ends if absolute else (math.expm1(end) for end in ends)
+        word = _word(change, low, high, gate, worse_is_more=gate.metric != "throughput")
+        return self._make(gate, word, values, change, low, high)
+
+    def _refusal(self, metric: str, values: list[float | None]) -> str:
+        if self._count < LEAST_BLOCKS:
+            return f"needs {LEAST_BLOCKS} {'pairs of ' if self._kind == 'interleaved' else ''}blocks, there are {self._count}"
+        sizes = [sum(block.latency_ms.size for block in arm) for arm in self._arms]
+        if metric in QUANTILES and min(sizes) < needed(QUANTILES[metric]):
+            return f"needs ≥ {needed(QUANTILES[metric])} answered requests, there are {min(sizes)}"
+        if any(value is None or (value <= 0 and metric != "error_rate") for value in values):
+            return "no request was answered well"
+        return ""
+
+    def _make(
+        self,
+        gate: Gate,
+        word: str,
+        values: list[float | None],
+        change: float | None = None,
+        low: float | None = None,
+        high: float | None = None,
+        *,
+        why: str = "",
+    ) -> Verdict:
+        return Verdict(
+            gate.metric, word, values[0], values[1], change, low, high, self._level, gate.tolerance, self._count, self._kind, why
+        )
+
+
+def _word(change: float, low: float, high: float, gate: Gate, *, worse_is_more: bool) -> str:
+    if -gate.tolerance <= low and high <= gate.tolerance:
+        return NO_CHANGE
+    if low > 0 and change > gate.tolerance:
+        return REGRESSED if worse_is_more else IMPROVED
+    if high < 0 and change < -gate.tolerance:
+        return IMPROVED if worse_is_more else REGRESSED
+    return INCONCLUSIVE
+
+
+def _value(arm: Sequence[Block], metric: str) -> float | None:
+    """The metric over all blocks; None when there is nothing to take it from."""
+    answered = sum(block.latency_ms.size for block in arm)
+    total = answered + sum(block.failed for block in arm)
+    if metric == "error_rate":
+        return sum(block.failed for block in arm) / total if total else None
+    if metric == "throughput":
+        seconds = sum(block.seconds for block in arm)
+        return answered / seconds if seconds else None
+    if not answered:
+        return None
+    pooled = np.concatenate([block.latency_ms for block in arm])
+    return float(pooled.mean()) if metric == "mean" else observed(np.sort(pooled), QUANTILES[metric])
+
+
+def _replicates(arm: Sequence[Block], metric: str, weights: FloatArray) -> FloatArray:
+    """The metric in each resample, shape (replicates,)."""
+    if metric in QUANTILES:
+        return resampled_quantiles([block.latency_ms for block in arm], QUANTILES[metric], weights)
+    answered = np.array([block.latency_ms.size for block in arm], dtype=np.float64)
+    failed = np.array([block.failed for block in arm], dtype=np.float64)
+    if metric == "error_rate":
+        return np.asarray((weights @ failed) / np.maximum(weights @ (answered + failed), 1.0), dtype=np.float64)
+    if metric == "throughput":
+        return np.asarray((weights @ answered) / (weights @ np.array([block.seconds for block in arm])), dtype=np.float64)
+    sums = np.array([block.latency_ms.sum() for block in arm], dtype=np.float64)
+    return np.asarray((weights @ sums) / np.maximum(weights @ answered, 1.0), dtype=np.float64)
+
+
+def exit_code(verdicts: Sequence[Verdict]) -> int:
+    """4 for wrong outputs, 5 for what cannot be compared, 1 when something regressed, 3 when something stayed open, else 0."""
+    words = {verdict.word for verdict in verdicts}
+    for word, code in ((INCORRECT, 4), (INCOMPARABLE, 5), (REGRESSED, 1), (INCONCLUSIVE, 3)):
+        if word in words:
+            return code
+    return 0
