@@ -96,8 +96,8 @@ class Runtime:
             self.rooms.rest()
             return
         self.rooms.activate()
-        self._dormant = False
         self._start_threads(*[name for name in ("export", "capture") if name not in self._threads])
+        self._dormant = False
 
     def _last_tick(self) -> None:
         if not self._dormant or self.rooms.served():
@@ -119,7 +119,7 @@ class Runtime:
 
     def shutdown(self, timeout_s: float) -> None:
         """Stop within `timeout_s`, whatever state the rooms are in: each thread does its last work, the caller waits no longer than that."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + 0.95 * timeout_s
         atexit.unregister(self._at_exit)
         self._stop.set()
         with guard.guard("shutdown"):

@@ -48,8 +48,9 @@ SETTLE_S: Final = 5.0
 BEFORE_S: Final = 60.0
 """The horizon begins this long before the onset, so that it holds ordinary requests."""
 LONGEST_S: Final = 900.0
-CHILD_S: Final = 120.0
-"""A diagnosis that takes longer is ended; the incident stays undiagnosed and `inferscope explain` can do it later."""
+CHILD_S: Final = 600.0
+"""A diagnosis that takes longer is ended, and `inferscope explain` can do it later. It runs only while the machine is idle, so a busy one
+gives it a second of time in minutes."""
 _DRAIN_S: Final = 3.0
 _LAST_DRAIN_S: Final = 0.1
 
@@ -241,7 +242,7 @@ class IncidentKeeper:
             self._jobs.put(lambda: self._collect(held, now_ns))
         if held.owned and not held.asked:
             held.asked = True
-            self._jobs.put(lambda: held.seal())
+            self._jobs.put(held.seal)
 
     def stop(self) -> None:
         """Begin no long work any more."""
