@@ -30,10 +30,10 @@ from inferscope.record import core
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 REQUIREMENTS = Path(__file__).with_name("peers-requirements.txt")
-OURS = "inferscope, with"
+OURS, DECORATED = "inferscope, with", "inferscope, decorator"
 INNER = 32
 SLICE_NS = 2_000_000
 BATCH = 10
@@ -152,7 +152,7 @@ def layers() -> tuple[list[Callable[[Any], Any]], Any]:
         return lambda h: relu(linear(h, weight, bias))
 
     found = []
-    for width in range(96, 257, 16):
+    for width in range(96, 257, 8):
         functions, x = [layer(width) for _ in range(STAGES)], torch.randn(16, width)
         case = Case(Recipe("", ""), mlp(Recipe("", ""), functions, x), nothing)  # type: ignore[arg-type]
         case.timed(case.with_stages, 50)
@@ -198,27 +198,29 @@ def measure_scopes(recipe: Recipe, rounds: int) -> list[float]:
         return [case.cost() for _ in range(rounds)]
 
 
-def measure_pairs(case: Case, pairs: int) -> tuple[list[float], list[float]]:
-    """us added to a request and us of the bare one, in pairs of batches whose order alternates."""
-    added, bare = [], []
+def pair(case: Case, *, bare_first: bool) -> tuple[float, float]:
+    """us that the recipe added to a request, and us of the bare one."""
+    without = case.timed(case.without, BATCH) if bare_first else 0
+    timed = case.timed(case.with_stages, BATCH)
+    without = without or case.timed(case.without, BATCH)
+    return (timed - without) / BATCH / 1e3, without / BATCH / 1e3
+
+
+def measure_pairs(cases: Mapping[str, Case], rounds: int, shares: Mapping[str, int]) -> dict[str, list[tuple[float, float]]]:
+    """Pairs by recipe: in each round every one has its turn, `shares` pairs long (default 1); the order within a pair alternates."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
     with no_collections():
-        for number in range(pairs + 20):
-            if number % 2:
-                without = case.timed(case.without, BATCH)
-                timed = case.timed(case.with_stages, BATCH)
-            else:
-                timed = case.timed(case.with_stages, BATCH)
-                without = case.timed(case.without, BATCH)
-            if number >= 20:
-                added.append((timed - without) / BATCH / 1e3)
-                bare.append(without / BATCH / 1e3)
-    return added, bare
+        for case in cases.values():
+            for number in range(4):
+                pair(case, bare_first=number % 2 == 0)
+        for turn in range(rounds):
+            for name, case in cases.items():
+                found[name] += [pair(case, bare_first=(turn + number) % 2 == 0) for number in range(shares.get(name, 1))]
+    return found
 
 
-def target_rows(
-    costs: dict[str, list[float]], alone: list[float], ours: tuple[list[float], list[float]], otel: list[float] | None
-) -> list[Row]:
-    added, bare = ours
+def target_rows(costs: dict[str, list[float]], alone: list[float], pairs: dict[str, list[tuple[float, float]]]) -> list[Row]:
+    added, bare = zip(*pairs[OURS], strict=True)
     base = median(bare)
     low, middle, high = median_bounds(added)
     share = 100 * high / base
@@ -241,7 +243,8 @@ def target_rows(
             note=f"median {median(alone) / 1e3:.3f} us, {len(alone)} rounds",
         ),
     ]
-    if otel is not None:
+    if OTEL in pairs:
+        otel = [each for each, _ in pairs[OTEL]]
         floor = median_bounds(otel)[0]
         part = high / floor
         note = f"upper bound of ours over lower bound of theirs: {high:.2f} us over {floor:.0f} us; medians 1/{median(otel) / max(middle, 0.01):.0f}"
@@ -262,18 +265,18 @@ def measure(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     alone = measure_scopes(found[OURS], 101 if quick else 401)
     bare = mlp(Recipe("bare", ""), functions, x)
     cases = {name: Case(recipe, mlp(recipe, functions, x), bare) for name, recipe in found.items()}
-    ours = measure_pairs(cases[OURS], 1500 if quick else 6000)
-    otel = measure_pairs(cases[OTEL], 150 if quick else 600) if OTEL in cases else None
-    rows = target_rows(costs, alone, ours, otel[0] if otel is not None else None)
+    chosen = {name: cases[name] for name in (OURS, DECORATED, OTEL) if name in cases}
+    pairs = measure_pairs(chosen, 150 if quick else 600, {OURS: 10, DECORATED: 3})
+    rows = target_rows(costs, alone, pairs)
     mine = median(costs[OURS])
-    for name, each in sorted(costs.items(), key=lambda item: median(item[1])):
-        note = f"{median(each) / mine:7.1f} x ours; {found[name].buys}"
-        rows.append(row(f"stage: {name}", median(each), "ns", "reported", note=note))
-    pairs = {name: measure_pairs(case, 60 if quick else 300) for name, case in cases.items() if name not in {OURS, OTEL}}
-    pairs |= {OURS: ours} | ({OTEL: otel} if otel is not None else {})
-    for name, (added, without) in sorted(pairs.items(), key=lambda item: median(item[1][0])):
-        low, middle, high = median_bounds(added)
-        note = f"{100 * middle / median(without):+7.1f} %; {low:+.1f} to {high:+.1f} us on {median(without):.0f} us"
+    for name, spent in sorted(costs.items(), key=lambda item: median(item[1])):
+        note = f"{median(spent) / mine:7.1f} x ours; {found[name].buys}"
+        rows.append(row(f"stage: {name}", median(spent), "ns", "reported", note=note))
+    pairs |= measure_pairs({name: case for name, case in cases.items() if name not in pairs}, 60 if quick else 300, {})
+    for name, each in sorted(pairs.items(), key=lambda item: median(added for added, _ in item[1])):
+        low, middle, high = median_bounds([added for added, _ in each])
+        base = median(bare for _, bare in each)
+        note = f"{100 * middle / base:+7.1f} %; {low:+.1f} to {high:+.1f} us on {base:.0f} us"
         rows.append(row(f"MLP, 9 scopes: {name}", middle, "us", "reported", note=note))
     return rows, skipped
 

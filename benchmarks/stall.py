@@ -329,7 +329,7 @@ def measure(rounds: int, seconds: float) -> tuple[list[Row], dict[str, Any]]:
 
 def main() -> int:
     asked = arguments(__doc__)
-    rows, more = measure(*((4, 2.5) if asked.quick else (20, 5.0)))
+    rows, more = measure(*((4, 2.5) if asked.quick else (16, 5.0)))
     status: int = finish(rows, asked.json, **more)
     for each in more["holders"]:
         print(f"  held up to {each['longest_ms']:5.2f} ms, {each['times']:3} times over {NOTED_MS} ms: {each['where']}")
