@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from inferscope import guard, settings
+from inferscope.errors import IntegrationUnavailableError
 from inferscope.record import core
 from inferscope.slots import slots
 
@@ -113,6 +114,10 @@ def configure(**keywords: Unpack[Keywords]) -> None:
     with _lock:
         from inferscope.runtime import Runtime
 
+        if keywords.get("integrations"):
+            from inferscope.integration import registry
+
+            registry.require(loaded.integrations)
         built = Runtime(loaded, core.default)  # objectives are checked here, before anything running is touched
         if _runtime is not None:
             _runtime.shutdown(1.0)
@@ -120,8 +125,11 @@ def configure(**keywords: Unpack[Keywords]) -> None:
         _runtime = built
         with guard.guard("start"):
             built.start()
-    if loaded.integrations:
-        instrument(*loaded.integrations)
+    for name in loaded.integrations:
+        try:
+            instrument(name)
+        except IntegrationUnavailableError as error:  # named by the environment or a file: a rollout does not fail because of it
+            guard.log_once(f"integration {name}", f"{error}; it is left out")
 
 
 def _running() -> Runtime | None:

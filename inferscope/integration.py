@@ -81,12 +81,8 @@ class Registry:
         Raises:
             IntegrationUnavailableError: A name that no installed package offers.
         """
-        points = self.available()
         wanted = list(names)
-        for name in wanted:
-            if name not in points and name not in self._entries:
-                known = ", ".join(sorted(points)) or "none is installed"
-                raise IntegrationUnavailableError(f"there is no integration {name!r}; known: {known}")
+        points = self.require(wanted)
         with self._lock:
             for name in wanted or sorted(points):
                 entry = self._entries.get(name)
@@ -94,6 +90,19 @@ class Registry:
                     entry = self._entries[name] = _Entry(points[name].load()())
                 self._activate(entry)
         return self.states()
+
+    def require(self, names: Iterable[str]) -> dict[str, importlib.metadata.EntryPoint]:
+        """Installed integrations, when all of `names` are among them or were added.
+
+        Raises:
+            IntegrationUnavailableError: A name that no installed package offers.
+        """
+        points = self.available()
+        for name in names:
+            if name not in points and name not in self._entries:
+                known = ", ".join(sorted(points)) or "none is installed"
+                raise IntegrationUnavailableError(f"there is no integration {name!r}; known: {known}")
+        return points
 
     def add(self, integration: Integration) -> None:
         """Switch on an integration object that no entry point announces."""

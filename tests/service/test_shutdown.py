@@ -109,7 +109,8 @@ def test_a_handler_of_the_application_that_exits_lets_us_deliver(tmp_path):
     with OtlpReceiver() as receiver:
         path = tmp_path / "script.py"
         path.write_text(
-            HEAD + "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nstart(); serve(42)\nprint('up', flush=True)\ntime.sleep(60)\n"
+            HEAD
+            + "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nstart(); serve(42)\nprint('up', flush=True)\ntime.sleep(60)\n"
         )
         process = subprocess.Popen(
             [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
