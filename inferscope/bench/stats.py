@@ -59,8 +59,8 @@ def _beta(a: float, b: float, x: float) -> float:
     return math.exp(front) * total / a
 
 
-def binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(X <= k) of a binomial variable with n trials of probability p."""
+def binomial_cdf(k: float, n: float, p: float) -> float:
+    """P(X <= k) of a binomial variable with n trials of probability p; n and k may be fractions (effective counts)."""
     if k < 0:
         return 0.0
     return 1.0 if k >= n else _beta(n - k, k + 1, 1.0 - p)
@@ -76,13 +76,13 @@ def student_quantile(probability: float, degrees: int) -> float:
     return (low + high) / 2
 
 
-def proportion_bounds(k: int, n: int, level: float = 0.95) -> tuple[float, float]:
+def proportion_bounds(k: float, n: float, level: float = 0.95) -> tuple[float, float]:
     """Exact interval of a proportion (Clopper and Pearson, 1934) from k of n independent trials."""
     if n == 0:
         return 0.0, 1.0
     half = (1.0 - level) / 2
 
-    def bisect(count: int, tail: float) -> float:
+    def bisect(count: float, tail: float) -> float:
         low, high = 0.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2
