@@ -51,6 +51,7 @@ def machine(*distributions: str) -> dict[str, Any]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             libraries[name] = importlib.metadata.version(name)
     del found["sha256"]
+    found["kernel"] = found["kernel"].partition("-")[0]
     return {**found, "libraries": libraries, "core": core.IMPLEMENTATION, "load": [round(each, 1) for each in os.getloadavg()]}
 
 
