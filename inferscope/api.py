@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from inferscope import guard, settings
-from inferscope.errors import IntegrationUnavailableError
+from inferscope.errors import InferscopeError, IntegrationUnavailableError
 from inferscope.record import core
 from inferscope.slots import slots
 
@@ -112,13 +112,19 @@ def configure(**keywords: Unpack[Keywords]) -> None:
         core.default.enabled = False
         return
     with _lock:
-        from inferscope.runtime import Runtime
-
         if keywords.get("integrations"):
             from inferscope.integration import registry
 
             registry.require(loaded.integrations)
-        built = Runtime(loaded, core.default)  # objectives are checked here, before anything running is touched
+        try:
+            from inferscope.runtime import Runtime
+
+            built = Runtime(loaded, core.default)  # objectives are checked here, before anything running is touched
+        except Exception as error:
+            if guard.strict() or isinstance(error, InferscopeError):
+                raise
+            guard.failed("start", error)  # a package that does not load, say: the service starts without us
+            return
         if _runtime is not None:
             _runtime.shutdown(1.0)
         core.default.enabled = True

@@ -71,7 +71,6 @@ def reset() -> None:
     _recent.clear()
     _disabled.clear()
     _said.clear()
-    _observed.clear()
 
 
 def rearm(component: str | None = None) -> None:

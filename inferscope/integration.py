@@ -207,8 +207,9 @@ def record_copy(direction: str, nbytes: int, start_ns: int, end_ns: int, *, sync
     row[2] += end_ns - start_ns
     row[3] += sync
     row[4] += pageable
-    if slots.on_copy is not None:
-        slots.on_copy(direction, nbytes, start_ns, end_ns, flags, site)
+    if slots.on_copy is not None and not guard.is_off("copies"):
+        with guard.guard("copies"):
+            slots.on_copy(direction, nbytes, start_ns, end_ns, flags, site)
 
 
 def copies() -> list[dict[str, Any]]:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 from inferscope import fork, guard
 from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
 from inferscope.rooms import Rooms
+from inferscope.types import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from inferscope.record.core import Recorder
     from inferscope.settings import Settings
-    from inferscope.types import Snapshot
 
 __all__ = ["Runtime"]
 
@@ -53,8 +53,7 @@ class Runtime:
         self._tick_lock = threading.Lock()
         self._fork_waited = False
         self._threads: dict[str, threading.Thread] = {}
-        self._started_ns = now_ns()
-        self._dormant = False
+        self._started_ns, self._dormant = now_ns(), False
 
     def start(self) -> None:
         """Lease a slot, give the recorder its edges and hooks, start the threads."""
@@ -73,9 +72,9 @@ class Runtime:
             "capture": (_PERIODS_S["capture"], self.rooms.keep, self._last_words),
         }
         for name in names:
-            thread = threading.Thread(target=self._loop, args=(name, *loops[name], self._stop), name=f"inferscope-{name}", daemon=True)
-            self._threads[name] = thread
-            thread.start()
+            arguments = (name, *loops[name], self._stop)
+            self._threads[name] = threading.Thread(target=self._loop, args=arguments, name=f"inferscope-{name}", daemon=True)
+            self._threads[name].start()
 
     def _loop(self, name: str, period_s: float, work: Callable[[], None], last: Callable[[], None], stop: threading.Event) -> None:
         while not stop.wait(period_s):
@@ -156,7 +155,8 @@ class Runtime:
     def snapshot(self) -> Snapshot:
         """Current numbers, after a window taken now."""
         guard.contained("worker", self.tick, None)
-        return self.rooms.snapshot(now_ns() + unix_offset_ns())
+        taken_ns = now_ns() + unix_offset_ns()
+        return guard.contained("snapshot", lambda: self.rooms.snapshot(taken_ns), Snapshot(taken_ns, (), {}, {}))
 
     def status(self) -> dict[str, Any]:
         """What runs, what it costs."""
