@@ -352,7 +352,7 @@ class CaptureSummary:
     threads: tuple[int, ...]
     trace: str
     """Path inside the incident."""
-    stages: Mapping[str, float] = field(default_factory=dict)
+    stages: Mapping[str, float] = field(default_factory=dict[str, float])
     """Milliseconds of traced operator time joined to each stage by thread and time."""
 
 
