@@ -6,6 +6,8 @@ import copy
 import os
 import pickle
 import queue
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -356,6 +358,34 @@ def test_a_holder_that_is_slow_itself_is_to_blame_although_it_waited(recorder):
     second.join()
     waits = {row[2].split(" ")[0].split(".")[-1]: row[4] for row in recorder.lock_sites()}
     assert waits["slower"] == 1
+
+
+def test_looking_at_the_holder_is_safe_while_the_collector_runs(recorder):
+    """CPython 3.11 hangs when a collection inside `sys._current_frames` frees a `threading.local`."""
+    program = """
+import gc, sys, threading
+from inferscope.record.sites import site_of_thread
+gc.set_threshold(1)
+class Cycle:
+    def __init__(self):
+        self.me = self
+        self.local = threading.local()
+stop = threading.Event()
+threads = [threading.Thread(target=stop.wait) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for number in range(3000):
+    Cycle()
+    site_of_thread(threads[0].ident)
+assert gc.isenabled()
+gc.disable()
+site_of_thread(threads[0].ident)
+assert not gc.isenabled()
+stop.set()
+print("alive")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "alive\n", done.stderr
 
 
 def test_contended_threads_lose_no_hold(recorder, reader):

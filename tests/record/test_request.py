@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import gc
 import threading
 from array import array
 
@@ -53,6 +54,23 @@ def test_attributes(timed):
     assert not request.open
     assert timed.current() is None
     assert timed.drain()[0][16] == ("ab", "cd")
+
+
+def test_requests_leave_no_work_for_the_garbage_collector(recorder):
+    def work():
+        with recorder.request("r"), recorder.stage("a"), recorder.stage("b"):
+            recorder.interval("copy", "h2d", 0, 1)
+
+    work()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            work()
+        recorder.drain()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_ids_increase(timed):

@@ -36,7 +36,6 @@ class Series:
         "_mask",
         "_unit",
         "clamped",
-        "count",
         "counts",
         "digits",
         "index",
@@ -60,7 +59,6 @@ class Series:
         buckets = HIGHEST_NS.bit_length() - self._base + 1
         # A list: adding to an element of an array costs twice as much, and readers are rare.
         self.counts = [0] * ((buckets + 1) << self._half)
-        self.count = 0
         self.sum_ns = 0
         self.clamped = 0
 
@@ -78,7 +76,6 @@ class Series:
         else:
             self.counts[self.index_of(HIGHEST_NS)] += 1
             self.clamped += 1
-        self.count += 1
         self.sum_ns += value
 
     def read(self, buffer: Buffer) -> tuple[int, int, int]:
@@ -93,16 +90,17 @@ class Series:
         Raises:
             ValueError: The buffer is too short.
         """
-        count, sum_ns, clamped = self.count, self.sum_ns, self.clamped
-        source = memoryview(array("q", self.counts)).cast("B")
+        sum_ns, clamped = self.sum_ns, self.clamped
+        counts = array("q", self.counts)
+        source = memoryview(counts).cast("B")
         target = memoryview(buffer).cast("B")
         if len(target) < len(source):
             message = f"series {self.index} needs {len(source)} bytes, the buffer has {len(target)}"
             raise ValueError(message)
         target[: len(source)] = source
-        return count, sum_ns, clamped
+        return sum(counts), sum_ns, clamped
 
     def clear(self) -> None:
         """Forget everything, in place: spans keep a reference to `counts`."""
         self.counts[:] = [0] * len(self.counts)
-        self.count = self.sum_ns = self.clamped = 0
+        self.sum_ns = self.clamped = 0

@@ -6,6 +6,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.record.pure.blame import Hold, stage_of
+from inferscope.record.pure.histogram import HIGHEST_NS
 from inferscope.types import SpanFlag
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class Holds:
     """
 
     __slots__ = (
-        "acquire", "column", "counts", "depth", "hold_series", "holder", "name", "recorder", "reentrant", "release", "request", "root_id",
-        "start_ns", "wait_series", "waited_ns", "watched", "wrapped",
+        "acquire", "column", "counts", "depth", "hold_counts", "hold_series", "holder", "name", "recorder", "reentrant", "release", "request",
+        "root_id", "start_ns", "wait_series", "waited_ns", "watched", "wrapped",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder, name: str, wrapped: Any) -> None:
@@ -45,6 +46,7 @@ class Holds:
         self.counts = waits.counts
         self.column = waits.column
         self.hold_series = recorder.registry.interval("lock.hold", name).series
+        self.hold_counts = self.hold_series.counts
         # A lock that its holder may take again; any other lock that was taken is a new hold.
         self.reentrant = hasattr(wrapped, "_is_owned")
         self.forget()
@@ -68,16 +70,15 @@ class Holds:
                 self.depth += 1
                 return
             self.counts[0] += 1
-            self.wait_series.count += 1
-            self.waited_ns = self.root_id = 0
             self.begin(recorder, ident)
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             recorder.failed()
 
-    def begin(self, recorder: Recorder, ident: int) -> None:
-        """Stamp the hold that begins now."""
+    def begin(self, recorder: Recorder, ident: int, waited_ns: int = 0, root_id: int = 0) -> None:
+        """Stamp the hold that begins now, after a wait of its own."""
         self.depth = 1
         self.watched = None
+        self.waited_ns, self.root_id = waited_ns, root_id
         self.request = recorder.context.get()
         self.start_ns = recorder.clock() if recorder.lock_holds else _UNTIMED
         self.holder = ident
@@ -111,7 +112,14 @@ class Holds:
     def count(self, held_ns: int) -> None:
         """Count a hold, after the release: nobody shall wait for our counting."""
         try:
-            self.hold_series.record(held_ns)
+            if held_ns <= HIGHEST_NS:
+                # The coarse layout of `Series.index_of`, inline.
+                bucket = (held_ns | 255).bit_length() - 8
+                index = (bucket << 7) + (held_ns >> bucket)
+                self.hold_counts[index] += 1
+                self.hold_series.sum_ns += held_ns
+            else:
+                self.hold_series.record(held_ns)
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             self.recorder.failed()
 
@@ -136,8 +144,7 @@ class Holds:
         try:
             end = recorder.clock()
             root = 0 if hold is None else hold.root()
-            self.waited_ns, self.root_id = end - start, root
-            self.begin(recorder, get_ident())
+            self.begin(recorder, get_ident(), end - start, root)
             self.wait_series.record(end - start)
             if root:
                 recorder.sites.blame(root, end - start)
@@ -169,9 +176,9 @@ class PermitHolds(Holds):
         super().forget()
         self.starts: dict[int, list[int]] = {}
 
-    def begin(self, recorder: Recorder, ident: int) -> None:
+    def begin(self, recorder: Recorder, ident: int, waited_ns: int = 0, root_id: int = 0) -> None:
         """Stamp the permit that is held from now on."""
-        super().begin(recorder, ident)
+        super().begin(recorder, ident, waited_ns, root_id)
         starts = self.starts.setdefault(ident, [])
         if len(starts) < _PERMITS:
             starts.append(self.start_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from operator import attrgetter
 from threading import TIMEOUT_MAX, get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -22,7 +23,8 @@ _UNSET: Final[Any] = object()
 class InstrumentedLock:
     """Delegates to a lock and times what it must: a free lock is taken at once, only a held one is waited for by the clock.
 
-    Every attribute of a class with `__getattr__` is slow to read, so all state lies in one other object.
+    Instances are of a subclass made for the wrapped lock's class, which hands every other attribute on: `__getattr__` would do
+    the same, and make every attribute of ours slow to read.
 
     Args:
         recorder: Where waits and holds are counted.
@@ -137,9 +139,6 @@ class InstrumentedLock:
         """Pickle, or refuse to, as the wrapped lock does."""
         return self._holds.wrapped.__reduce_ex__(protocol)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._holds.wrapped, name)
-
     def __repr__(self) -> str:
         return f"<instrumented {self.name!r} of {self.wrapped!r}>"
 
@@ -204,8 +203,24 @@ class InstrumentedCondition(InstrumentedLock):
 
 def instrument(recorder: Recorder, name: str, lock: Any) -> InstrumentedLock:
     """The wrapper for a lock's kind."""
+    kind: type[InstrumentedLock] = InstrumentedLock
     if hasattr(lock, "notify") and hasattr(lock, "wait"):
-        return InstrumentedCondition(recorder, name, lock)
-    if hasattr(lock, "_value") or hasattr(lock, "counter"):
-        return InstrumentedSemaphore(recorder, name, lock)
-    return InstrumentedLock(recorder, name, lock)
+        kind = InstrumentedCondition
+    elif hasattr(lock, "_value") or hasattr(lock, "counter"):
+        kind = InstrumentedSemaphore
+    return _delegating(kind, lock)(recorder, name, lock)
+
+
+def _delegating(kind: type[InstrumentedLock], lock: Any) -> type[InstrumentedLock]:
+    """A subclass of `kind` that hands on what else the lock's class offers."""
+    wrapped: Any = lock.__class__
+    key = (kind, wrapped)
+    made = _KINDS.get(key)
+    if made is None:
+        others = [name for name in dir(lock) if not name.startswith("__") and not hasattr(kind, name)]
+        members: dict[str, Any] = {name: property(attrgetter(f"_holds.wrapped.{name}")) for name in others}
+        made = _KINDS.setdefault(key, type(kind.__name__, (kind,), {"__slots__": (), "__module__": __name__, **members}))
+    return made
+
+
+_KINDS: Final[dict[tuple[type[InstrumentedLock], Any], type[InstrumentedLock]]] = {}

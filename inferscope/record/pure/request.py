@@ -63,6 +63,7 @@ class Request:
         "_token",
         "_traffic",
         "cls",
+        "column",
         "cpu_known",
         "end_ns",
         "error",
@@ -123,6 +124,7 @@ class Request:
         self.id = 0
         self.start_ns = 0
         self.end_ns = 0
+        self.column = 0  # the time that no span owns
         self.open = False
         self.top = None
         self.wanted = False
@@ -172,11 +174,6 @@ class Request:
         self.cpu_known = measured and not caller.f_code.co_flags & _SUSPENDING and traffic.open == own
         self._before = self._readings() if self.cpu_known else None
         self._start(recorder)
-
-    @property
-    def column(self) -> int:
-        """Column of the time that no span owns."""
-        return 0
 
     def shares(self, traffic: Traffic) -> bool:
         """Whether this request was entered on the thread of `traffic`."""
@@ -245,6 +242,9 @@ class Request:
                 self._count(recorder, end - self.start_ns)
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             recorder.failed()
+        finally:
+            # Spans refer to their request: left here, they would be a cycle, and work for the garbage collector.
+            self.spans = []
 
     def discard(self) -> None:
         """Close without counting; later spans are late."""
@@ -255,6 +255,8 @@ class Request:
                 self._close(self._recorder, end)
             except Exception:  # noqa: BLE001 - nothing of ours reaches the application
                 self._recorder.failed()
+            finally:
+                self.spans = []
 
     def _close(self, recorder: Recorder, end: int) -> None:
         """End open spans here and settle the vector, which then sums to the wall time exactly."""

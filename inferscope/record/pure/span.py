@@ -52,7 +52,7 @@ class Span:
         stage: What spans of this name share.
     """
 
-    __slots__ = ("end_ns", "flags", "inner", "parent", "request", "stage", "start_ns")
+    __slots__ = ("column", "end_ns", "flags", "inner", "parent", "request", "stage", "start_ns")
 
     parent: Span | Request
     request: Request | None
@@ -65,17 +65,13 @@ class Span:
 
     def __init__(self, stage: Definition) -> None:
         self.stage = stage
+        self.column = stage.column
         self.start_ns = _NEVER
 
     @property
     def aux(self) -> int:
         """Nothing besides the time."""
         return 0
-
-    @property
-    def column(self) -> int:
-        """Column of the exclusive vector."""
-        return self.stage.column
 
     @property
     def name(self) -> str:
@@ -119,7 +115,6 @@ class Span:
                 bucket = (duration | 255).bit_length() - 8
                 index = (bucket << 7) + (duration >> bucket)
                 stage.counts[index] += 1
-                series.count += 1
                 series.sum_ns += duration
             else:
                 series.record(duration)
@@ -129,7 +124,7 @@ class Span:
                     self.end_ns = request.latest_ns = end
                     request.top = parent = self.parent
                     vector = request.vector
-                    vector[stage.column] += duration
+                    vector[self.column] += duration
                     vector[parent.column] -= duration
                 else:
                     request.left(self, end)
