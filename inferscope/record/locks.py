@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 import types
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from inferscope.record.sites import UNKNOWN, site_of_frame
@@ -47,21 +46,20 @@ def _drive(coroutine: Coroutine[Any, Any, Any], suspended: Callable[[], None], r
     except StopIteration as done:
         return done.value
     suspended()
-    while True:
-        try:
-            sent = yield waiting
-        except GeneratorExit:
-            coroutine.close()
-            raise
-        except BaseException as error:  # noqa: BLE001 - handed on, as `yield from` does
-            step: Callable[[], Any] = partial(coroutine.throw, error)
-        else:
-            step = partial(coroutine.send, sent)
-        try:
-            waiting = step()
-        except StopIteration as done:
-            resumed()
-            return done.value
+    try:
+        while True:
+            try:
+                sent = yield waiting
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - handed on, as `yield from` does
+                waiting = coroutine.throw(error)
+            else:
+                waiting = coroutine.send(sent)
+    except StopIteration as done:
+        resumed()
+        return done.value
 
 
 class _Hold:

@@ -363,26 +363,41 @@ def test_a_holder_that_is_slow_itself_is_to_blame_although_it_waited(recorder):
 def test_looking_at_the_holder_is_safe_while_the_collector_runs(recorder):
     """CPython 3.11 hangs when a collection inside `sys._current_frames` frees a `threading.local`."""
     program = """
-import gc, sys, threading
+import gc, os, threading, time
 from inferscope.record.sites import site_of_thread
-gc.set_threshold(1)
+
 class Cycle:
     def __init__(self):
         self.me = self
         self.local = threading.local()
-stop = threading.Event()
-threads = [threading.Thread(target=stop.wait) for _ in range(4)]
+
+def fresh(depth):
+    if depth:
+        return fresh(depth - 1)
+    time.sleep(0.0002)
+
+def work():
+    while True:
+        fresh(3)
+
+threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
 for thread in threads:
     thread.start()
-for number in range(3000):
-    Cycle()
+for number in range(200):
+    gc.disable()
+    gc.collect()
+    for _ in range(10):
+        Cycle()
+    gc.set_threshold(gc.get_count()[0] + number % 5)
+    gc.enable()
     site_of_thread(threads[0].ident)
+    time.sleep(0.0005)
 assert gc.isenabled()
 gc.disable()
-site_of_thread(threads[0].ident)
+assert site_of_thread(threads[0].ident).startswith(("fresh (", "work ("))
 assert not gc.isenabled()
-stop.set()
-print("alive")
+print("alive", flush=True)
+os._exit(0)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "alive\n", done.stderr
