@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.clock import now_ns
 
@@ -18,12 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["GcPauses"]
 
+_POSITIONED_NS: Final = 200_000
+"""Shorter pauses are counted without their position."""
+
 
 class GcPauses:
     """Counts and times collections by generation.
 
     Attributes:
         pauses: By generation: [collections, total ns, longest ns] since `start()`.
+        positions: (start ns, end ns, generation, native thread id) of the latest pauses of at least 0.2 ms: a pause stops every thread that
+            runs Python, and is laid over the requests in flight later.
         failures: Callbacks that failed; counted only, because nothing may be logged inside a collection.
     """
 
@@ -33,6 +39,7 @@ class GcPauses:
         self._thread = 0
         self.failures = 0
         self.pauses: list[list[int]] = [[0, 0, 0] for _ in range(3)]
+        self.positions: deque[tuple[int, int, int, int]] = deque(maxlen=2048)
         self._callback = self._on_gc  # one bound method, so that it can be found again in gc.callbacks
 
     def start(self) -> None:
@@ -67,6 +74,8 @@ class GcPauses:
         row[0] += 1
         row[1] += end - begin
         row[2] = max(row[2], end - begin)
+        if end - begin >= _POSITIONED_NS:
+            self.positions.append((begin, end, generation, threading.get_native_id()))
         self._recorder.interval("gc", f"gen{generation}", begin, end)
 
     def evidence(self) -> list[dict[str, int]]:

@@ -5,27 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
+from inferscope.host.cgroup import cpu_quota
+
 __all__ = ["cpu_quota", "facts"]
-
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-def cpu_quota(root: Path = _CGROUP) -> float | None:
-    """CPUs that the cgroup's quota allows; None without a quota or when it cannot be read."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        allowed = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
-        each = int((root / "cpu" / "cpu.cfs_period_us").read_text())
-        return None if allowed <= 0 else allowed / each
-    except (OSError, ValueError):
-        return None
 
 
 def facts() -> dict[str, Any]:

@@ -1,0 +1,257 @@
+"""What threads wait for, sampled: the interpreter lock, another lock, input and output, or sleep.
+
+CPython parks a thread that wants the interpreter in a futex inside its exported `_PyRuntime` object; a futex anywhere else is a lock, a
+condition or a native pool. `/proc/self/task/TID/syscall` says which call a thread is in and with which arguments, and needs no capability
+for the process's own threads. Tried on CPython 3.8 to 3.13; it is off where the interpreter has no such lock.
+
+A sampler in Python holds the interpreter when it looks, so whoever computed before is seen waiting for it. Times are therefore never
+taken from counting states: each interval is divided by the kernel's own totals (CPU time, run-queue delay), and a state only names what
+is left, the blocked time. The thread that had to give the interpreter up to the sampler keeps its previous state.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import sys
+import threading
+from array import array
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from inferscope.clock import now_ns
+from inferscope.host.scheduling import Reader, Schedstat, ThreadTimes
+
+__all__ = ["PERIOD_S", "STATES", "Sampler", "classify", "runtime_range"]
+
+PERIOD_S: Final = 0.010
+STATES: Final = ("running", "gil", "lock", "sleep", "io")
+"""By their numbers in samples; `running` is on a CPU or ready for one."""
+ROW: Final = struct.Struct("<IIII")
+"""One interval: end in us after the first sample, CPU us, run-queue us, length in us << 3 | state. The kernel counts a run-queue delay when
+it ends, so an interval can hold more of it than its length: the rest belongs to the intervals before."""
+RUNNING, GIL, LOCK, SLEEP, IO = range(5)
+_ROWS: Final = 200_000
+"""Intervals kept in all; then sampling stops taking new ones."""
+_THREADS: Final = 64
+_MEET_NS: Final = 100_000_000
+"""How often threads that began are looked for."""
+_FORCED_NS: Final = 3_000_000
+"""A sampler that is this late made a computing thread give the interpreter up (its switch interval is 5 ms)."""
+_CALLS: Final = {
+    "x86_64": (frozenset({202, 449, 455}), frozenset({35, 230})),
+    "aarch64": (frozenset({98, 449, 455}), frozenset({101, 115})),
+}
+"""Numbers of futex and sleep calls."""
+
+
+class _SharedObject(ctypes.Structure):
+    _fields_ = (("fname", ctypes.c_char_p), ("fbase", ctypes.c_void_p), ("sname", ctypes.c_char_p), ("saddr", ctypes.c_void_p))
+
+
+class _Symbol(ctypes.Structure):
+    """Elf64_Sym."""
+
+    _fields_ = (
+        ("name", ctypes.c_uint32),
+        ("info", ctypes.c_ubyte),
+        ("other", ctypes.c_ubyte),
+        ("shndx", ctypes.c_uint16),
+        ("value", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+    )
+
+
+def runtime_range() -> tuple[int, int] | None:
+    """Addresses [low, high) of the interpreter's state, by dladdr1 with RTLD_DL_SYMENT; None where that cannot be known."""
+    try:
+        address = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
+        dladdr1: Any = ctypes.CDLL(None).dladdr1
+        info, symbol = _SharedObject(), ctypes.POINTER(_Symbol)()
+        dladdr1.argtypes = [ctypes.c_void_p, ctypes.POINTER(_SharedObject), ctypes.c_void_p, ctypes.c_int]
+        found = dladdr1(address, ctypes.byref(info), ctypes.byref(symbol), 1)
+        if not found or not symbol or info.sname != b"_PyRuntime" or symbol.contents.size <= 0:
+            return None
+        return address, address + int(symbol.contents.size)
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def classify(line: bytes, runtime: tuple[int, int], machine: str = platform.machine()) -> int:
+    """The state of a thread from its `syscall` file; an index into `STATES`."""
+    words = line.split()
+    if not words or words[0] == b"running":
+        return RUNNING
+    call = int(words[0])
+    futexes, sleeps = _CALLS[machine]
+    if call in futexes and len(words) > 1:
+        return GIL if runtime[0] <= int(words[1], 16) < runtime[1] else LOCK
+    if call < 0:
+        return RUNNING  # a page fault or the like: no call to name
+    return SLEEP if call in sleeps else IO
+
+
+def _unavailable() -> str | None:
+    if getattr(sys, "_is_gil_enabled", lambda: True)() is False:
+        return "this interpreter runs without an interpreter lock"
+    if platform.machine() not in _CALLS:
+        return f"system call numbers of {platform.machine()} are not known"
+    if runtime_range() is None:
+        return "the address of _PyRuntime cannot be found"
+    try:
+        Path(f"/proc/self/task/{threading.get_native_id()}/syscall").read_bytes()
+    except OSError as error:
+        return f"/proc/self/task/TID/syscall cannot be read here ({error.strerror})"
+    return None
+
+
+class _Thread:
+    """One sampled thread: its descriptor, last totals and intervals."""
+
+    __slots__ = ("file", "last_ns", "name", "rows", "state", "times")
+
+    def __init__(self, file: int, times: ThreadTimes, now: int, name: str | None) -> None:
+        self.file, self.times, self.last_ns, self.name = file, times, now, name
+        self.state = RUNNING
+        self.rows = array("I")
+
+
+class Sampler:
+    """Samples all threads while armed. `sample()` is called every `PERIOD_S` by one thread of ours, whose own id is left out."""
+
+    def __init__(self, schedstat: Schedstat | None = None) -> None:
+        self._schedstat = schedstat or Schedstat()
+        self.reason: str | None = self._schedstat.reason or _unavailable()
+        self._runtime = runtime_range() or (0, 0)
+        self._read = Reader()
+        self._threads: dict[int, _Thread] = {}
+        self._gone: list[tuple[int, _Thread]] = []
+        self._rows = self.samples = 0
+        self.dropped = 0
+        """Intervals that did not fit any more."""
+        self.armed = False
+        self.first_ns = self.last_ns = self._own_delay_ns = self._met_ns = 0
+
+    def arm(self) -> bool:
+        """Start afresh; False when nothing can be sampled here, `reason` says why."""
+        self.disarm()
+        self._gone, self._rows, self.samples, self.dropped, self.first_ns, self.last_ns, self._met_ns = [], 0, 0, 0, 0, 0, 0
+        self.armed = self.reason is None
+        return self.armed
+
+    def disarm(self) -> None:
+        """Stop; what was sampled stays until the next `arm`."""
+        self.armed = False
+        for thread, held in list(self._threads.items()):
+            self._retire(thread, held)
+
+    def reset(self) -> None:
+        """Forget everything: for a forked child."""
+        self.arm()
+        self.armed = False
+        self._schedstat.close()
+
+    def sample(self, moment_ns: int | None = None) -> None:
+        """Look at every thread once."""
+        if not self.armed:
+            return
+        moment = now_ns() if moment_ns is None else moment_ns
+        self.first_ns = self.first_ns or moment
+        late = self._lateness(moment)
+        if moment - self._met_ns >= _MEET_NS:
+            self._met_ns = moment
+            self._meet(moment)
+        self.samples += 1
+        self.last_ns = moment
+        seen: list[tuple[_Thread, int, ThreadTimes]] = []
+        for thread, held in list(self._threads.items()):
+            times = self._schedstat.read(thread)
+            if times is None:
+                self._retire(thread, held)
+            elif times == held.times and held.state != RUNNING and held.rows:
+                seen.append((held, held.state, times))  # it never ran, so it waits where it waited
+            else:
+                seen.append((held, self._look(held), times))
+        forced = _holder(seen) if late > _FORCED_NS else None
+        waiting = sum(state == GIL and held is not forced for held, state, _ in seen)
+        for held, state, times in seen:
+            end = now_ns() if moment_ns is None else moment
+            self._note(held, RUNNING if held is forced else state, times, end, others_wait=waiting > 0)
+
+    def _lateness(self, moment: int) -> int:
+        """How much later than asked this sample comes, without our own wait for a CPU: the wait for the interpreter."""
+        own = self._schedstat.read(threading.get_native_id())
+        delay = own.delay_ns if own is not None else 0
+        waited, self._own_delay_ns = delay - self._own_delay_ns, delay
+        return moment - self.last_ns - int(PERIOD_S * 1e9) - waited if self.last_ns else 0
+
+    def _look(self, held: _Thread) -> int:
+        if held.name is None:
+            return RUNNING  # a native thread: its times count, what it waits for does not
+        try:
+            return classify(self._read(held.file), self._runtime)
+        except (OSError, ValueError):
+            return RUNNING
+
+    def _note(self, held: _Thread, state: int, times: ThreadTimes, end: int, *, others_wait: bool) -> None:
+        length = end - held.last_ns
+        cpu, delay = times.cpu_ns - held.times.cpu_ns, times.delay_ns - held.times.delay_ns
+        # a thread that was seen computing names its blocked time by where it waited before, or by what other computing threads wait for
+        named = state or held.state or (GIL if others_wait and held.name is not None else RUNNING)
+        rows = held.rows
+        if not cpu and not delay and rows and rows[-1] & 7 == named and not rows[-2] and not rows[-3]:
+            rows[-4] = (end - self.first_ns) // 1000  # it goes on waiting: one long interval
+            rows[-1] = min(((rows[-1] >> 3) + length // 1000) << 3 | named, 0xFFFFFFFF)
+        elif self._rows < _ROWS:
+            self._rows += 1
+            micros = ((end - self.first_ns) // 1000, cpu // 1000, delay // 1000, (length // 1000) << 3 | named)
+            rows.extend(min(max(value, 0), 0xFFFFFFFF) for value in micros)
+        else:
+            self.dropped += 1
+        held.times, held.last_ns, held.state = times, end, state
+
+    def _meet(self, moment: int) -> None:
+        names = {thread.native_id: thread.name for thread in threading.enumerate()}
+        for thread in self._schedstat.threads():
+            known = self._threads.get(thread)
+            if known is not None:
+                known.name = known.name or names.get(thread)  # a thread that is just starting has no name yet
+                continue
+            if thread == threading.get_native_id() or len(self._threads) >= _THREADS:
+                continue
+            times = self._schedstat.read(thread)
+            if times is None:
+                continue
+            with suppress(OSError):
+                file = os.open(f"/proc/self/task/{thread}/syscall", os.O_RDONLY | os.O_CLOEXEC)
+                held = self._threads[thread] = _Thread(file, times, moment, names.get(thread))
+                held.state = self._look(held)
+
+    def _retire(self, thread: int, held: _Thread) -> None:
+        self._threads.pop(thread, None)
+        with suppress(OSError):
+            os.close(held.file)
+        if held.rows:
+            self._gone.append((thread, held))
+
+    def rows(self) -> dict[int, tuple[str | None, array[int]]]:
+        """Intervals by native thread id, with its Python name: four numbers each, see `ROW`."""
+        found: dict[int, tuple[str | None, array[int]]] = {}
+        for thread, held in [*self._gone, *list(self._threads.items())]:
+            if thread in found:
+                found[thread][1].extend(held.rows)
+            else:
+                found[thread] = held.name, array("I", held.rows)
+        return found
+
+
+def _holder(seen: list[tuple[_Thread, int, ThreadTimes]]) -> _Thread | None:
+    """Who computed until the sampler asked: of the threads that wait for the interpreter, the one that used most CPU meanwhile."""
+    waiting = [(times.cpu_ns - held.times.cpu_ns, index) for index, (held, state, times) in enumerate(seen) if state == GIL]
+    if not waiting:
+        return None
+    used, index = max(waiting)
+    return seen[index][0] if used >= _FORCED_NS // 2 else None

@@ -1,0 +1,150 @@
+"""All host evidence of one process behind one object: `tick` with every window, `sample` while armed, `evidence` for an incident.
+
+It keeps a bounded number of retained requests, slow and ordinary ones, with what the kernel said of each (CPU time, switches, thread), so
+that a diagnosis can lay pauses and samples over them by thread and time. Nothing is joined here: that is the diagnosis's work.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from inferscope.host.cgroup import Cgroup
+from inferscope.host.gil import PERIOD_S, Sampler
+from inferscope.host.scheduling import Scheduling
+from inferscope.types import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from inferscope.host.gc import GcPauses
+    from inferscope.types import RequestRecord
+
+__all__ = ["HostWatch"]
+
+_SLOW: Final = 384
+_ORDINARY: Final = 384
+
+
+class HostWatch:
+    """Built once a process; no threads of its own.
+
+    Args:
+        gc: The collector's pauses.
+        slow: Latest requests above an objective that are kept.
+        ordinary: Latest sampled requests that are kept beside them.
+    """
+
+    def __init__(self, gc: GcPauses, *, slow: int = _SLOW, ordinary: int = _ORDINARY) -> None:
+        self._gc = gc
+        self.scheduling = Scheduling()
+        self.cgroup = Cgroup()
+        self.sampler = Sampler()
+        self._slow: deque[RequestRecord] = deque(maxlen=slow)
+        self._ordinary: deque[RequestRecord] = deque(maxlen=ordinary)
+        self._first_ns: int | None = None
+
+    def tick(self, now_ns: int, records: Iterable[RequestRecord]) -> None:
+        """Take a window's retained requests and read the counters; on the worker."""
+        for record in records:
+            if self._first_ns is None or record.start_ns < self._first_ns:
+                self._first_ns = record.start_ns
+            if record.profiled:
+                continue
+            if record.reasons & Reason.BREACH:
+                self._slow.append(record)
+            elif record.reasons & Reason.RESERVOIR:
+                self._ordinary.append(record)
+        self.scheduling.tick(now_ns)
+        self.cgroup.tick(now_ns)
+
+    def arm(self) -> bool:
+        """Begin to sample threads; False where that cannot be done. `sample` is to be called every `PERIOD_S` from then on."""
+        return self.sampler.armed or self.sampler.arm()
+
+    def disarm(self) -> None:
+        """Stop sampling; what was seen stays for `evidence`."""
+        self.sampler.disarm()
+
+    def sample(self) -> None:
+        """Look at every thread once; on the sampling thread, from which nothing else is called."""
+        self.sampler.sample()
+
+    def evidence(self, request: str, from_ns: int, to_ns: int) -> dict[str, Any]:
+        """The part `host` of an evidence document; None stands for what is not measured here.
+
+        Args:
+            request: Requests of this name only.
+            from_ns: Begin, monotonic.
+            to_ns: End, monotonic.
+        """
+        kept = [
+            _request(record)
+            for held in (list(self._slow), list(self._ordinary))
+            for record in held
+            if record.key.request == request and from_ns < record.start_ns + record.wall_ns <= to_ns
+        ]
+        return {
+            "requests": kept,
+            "first_request_ns": self._first_ns,
+            "gc": [list(pause) for pause in list(self._gc.positions) if pause[1] > from_ns and pause[0] < to_ns],
+            "scheduling": {
+                "reason": self.scheduling.reason,
+                "seconds": [list(second) for second in self.scheduling.within(from_ns, to_ns)],
+            },
+            "samples": self._samples(),
+            "cgroup": self.cgroup.evidence(from_ns, to_ns),
+        }
+
+    def _samples(self) -> dict[str, Any]:
+        sampler = self.sampler
+        threads = [
+            {"thread": thread, "name": name, "rows": base64.b64encode(rows.tobytes()).decode("ascii")}
+            for thread, (name, rows) in sampler.rows().items()
+        ]
+        return {
+            "reason": sampler.reason,
+            "from_ns": sampler.first_ns or None,
+            "to_ns": sampler.last_ns or None,
+            "period_s": PERIOD_S,
+            "samples": sampler.samples,
+            "dropped": sampler.dropped,
+            "threads": threads,
+        }
+
+    def status(self) -> dict[str, Any]:
+        """What is measured, and why not."""
+        return {
+            "scheduling": self.scheduling.reason or "on",
+            "sampler": self.sampler.reason or ("armed" if self.sampler.armed else "ready"),
+            "cgroup": self.cgroup.version,
+        }
+
+    def reset(self) -> None:
+        """Nothing of the parent's is ours: for a forked child."""
+        self.scheduling.reset()
+        self.sampler.reset()
+        self.cgroup.reset()
+        self._slow.clear()
+        self._ordinary.clear()
+        self._first_ns = None
+
+
+def _request(record: RequestRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "start_ns": record.start_ns,
+        "wall_ns": record.wall_ns,
+        "band": record.band,
+        "slow": bool(record.reasons & Reason.BREACH),
+        "thread": record.thread_id,
+        "size": record.size,
+        "items": record.items,
+        "error": record.error,
+        "cpu_ns": record.cpu_ns,
+        "voluntary": record.voluntary_switches,
+        "involuntary": record.involuntary_switches,
+        "vector": list(record.vector),
+        "spans": [[span.column, span.start_ns, span.end_ns, span.parent, span.thread_id] for span in record.spans],
+    }

@@ -1,0 +1,115 @@
+"""The six scenarios: each dominant state is told from the others, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from inferscope.host import gil
+from inferscope.host.gil import GIL, IO, LOCK, RUNNING, SLEEP, Sampler, classify, runtime_range
+
+pytestmark = pytest.mark.skipif(Sampler().reason is not None, reason=f"nothing can be sampled here: {Sampler().reason}")
+
+RUNTIME = (0x1000, 0x2000)
+
+
+def scenario(name):
+    path = Path(__file__).with_name("scenarios.py")
+    done = subprocess.run([sys.executable, str(path), name], capture_output=True, text=True, timeout=60, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("name", "state", "least"), [("sleeping", "sleep", 0.9), ("locked", "lock", 0.9), ("reading", "io", 0.9)])
+def test_a_blocked_thread_is_named_by_what_it_waits_for(name, state, least):
+    found = scenario(name)
+    assert found[state] >= least * found["wall"], found
+
+
+def test_a_computing_thread_waits_for_nothing_though_the_sampler_takes_the_interpreter():
+    found = scenario("computing")
+    assert found["cpu"] + found["run-queue"] >= 0.85 * found["wall"], found
+    assert found["gil"] <= 0.15 * found["wall"], found
+
+
+def test_contention_for_the_interpreter_is_told_from_locks():
+    found = scenario("contended")
+    blocked = {name: found[name] for name in ("gil", "lock", "sleep", "io", "unknown")}
+    assert max(blocked, key=blocked.get) == "gil", found
+    assert found["gil"] >= 0.15 * found["wall"], found
+
+
+def test_a_starved_thread_is_ready_and_has_no_cpu():
+    found = scenario("starved")
+    assert found["run-queue"] >= 0.4 * found["wall"], found
+    assert found["gil"] + found["lock"] <= 0.1 * found["wall"], found
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        (b"running\n", RUNNING),
+        (b"-1 0x7ffe 0x7f00\n", RUNNING),
+        (b"", RUNNING),
+        (b"202 0x1800 0x189 0x0 0x0 0x0 0x0 0x7ffe 0x7f00\n", GIL),
+        (b"202 0x2000 0x189 0x0 0x0 0x0 0x0 0x7ffe 0x7f00\n", LOCK),
+        (b"230 0x1 0x0 0x7ffe 0x0 0x0 0x0 0x7ffe 0x7f00\n", SLEEP),
+        (b"0 0x5 0x7ffe 0x1000 0x0 0x0 0x0 0x7ffe 0x7f00\n", IO),
+        (b"232 0x5 0x7ffe 0x1000 0x0 0x0 0x0 0x7ffe 0x7f00\n", IO),
+    ],
+)
+def test_lines_of_the_kernel(line, state):
+    assert classify(line, RUNTIME, "x86_64") == state
+
+
+def test_the_interpreter_has_a_plausible_size():
+    low, high = runtime_range()
+    assert 4096 < high - low < 64 << 20
+
+
+def test_a_waiting_thread_costs_one_interval():
+    stop = threading.Event()
+    waiter = threading.Thread(target=stop.wait, name="waiter")
+    waiter.start()
+    sampler = Sampler()
+    assert sampler.arm()
+    for _ in range(30):
+        sampler.sample()
+    rows = sampler.rows()[waiter.native_id]
+    stop.set()
+    waiter.join()
+    assert rows[0] == "waiter"
+    assert len(rows[1]) <= 8
+    assert rows[1][-1] & 7 == LOCK
+
+
+def test_nothing_is_sampled_while_it_is_not_armed():
+    sampler = Sampler()
+    sampler.sample()
+    assert sampler.samples == 0
+    assert sampler.arm()
+    sampler.sample()
+    sampler.disarm()
+    sampler.sample()
+    assert sampler.samples == 1
+    assert not sampler._threads
+
+
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(gil, "_ROWS", 0)
+    sampler = Sampler()
+    sampler.arm()
+    sampler.sample()
+    assert sampler.dropped > 0
+    assert not any(len(rows) for _, rows in sampler.rows().values())
+
+
+def test_an_interpreter_without_a_lock_says_so(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    sampler = Sampler()
+    assert "without an interpreter lock" in sampler.reason
+    assert not sampler.arm()

@@ -1,0 +1,75 @@
+"""One object for all host evidence."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+
+import pytest
+
+from inferscope.clock import now_ns
+from inferscope.host.gc import GcPauses
+from inferscope.host.watch import HostWatch
+from inferscope.types import ClassKey, Reason, RequestRecord
+
+
+class Listener:
+    def interval(self, *args, **kwargs):
+        pass
+
+
+def record(number, *, reasons=Reason.BREACH, name="score", start=None):
+    return RequestRecord(
+        number, ClassKey(name, None, None), start or now_ns(), 1000, 3, reasons, 7, 4.0, 1, None, 500, 1, 0, False, (1000,), ()
+    )
+
+
+@pytest.fixture
+def watch():
+    made = HostWatch(GcPauses(Listener()), slow=3, ordinary=2)
+    yield made
+    made.reset()
+
+
+def test_evidence_is_json_and_bounded(watch):
+    begin = now_ns()
+    watch.tick(begin, [])
+    records = [record(n) for n in range(5)] + [record(n, reasons=Reason.RESERVOIR) for n in range(10, 15)]
+    records += [record(20, name="other"), record(21, reasons=Reason.SLOWEST), record(22, reasons=Reason.PROFILED | Reason.BREACH)]
+    watch.tick(now_ns(), records)
+    assert watch.arm() == (watch.sampler.reason is None)
+    watch.sample()
+    time.sleep(0.002)
+    watch.sample()
+    found = json.loads(json.dumps(watch.evidence("score", begin, now_ns())))
+    assert [row["id"] for row in found["requests"]] == [3, 4, 13, 14]
+    assert [row["slow"] for row in found["requests"]] == [True, True, False, False]
+    assert found["requests"][0]["size"] == 4.0
+    assert found["first_request_ns"] == min(row.start_ns for row in records)
+    if watch.sampler.reason is None:
+        assert found["samples"]["samples"] == 2
+    if watch.scheduling.reason is None:
+        assert len(found["scheduling"]["seconds"]) == 1
+
+
+def test_long_pauses_keep_their_position():
+    pauses = GcPauses(Listener())
+    watch = HostWatch(pauses)
+    held = [[{}] for _ in range(60_000)]
+    pauses.start()
+    begin = now_ns()
+    gc.collect()
+    pauses.stop()
+    assert len(held) == 60_000
+    found = [row for row in watch.evidence("score", begin, now_ns())["gc"] if row[2] == 2]
+    assert len(found) == 1
+    assert begin <= found[0][0] < found[0][1]
+    assert found[0][1] - found[0][0] == pauses.pauses[2][2]
+
+
+def test_a_forked_child_starts_empty(watch):
+    watch.tick(now_ns(), [record(1)])
+    watch.reset()
+    assert watch.evidence("score", 0, now_ns() + 1)["requests"] == []
+    assert watch.evidence("score", 0, now_ns() + 1)["first_request_ns"] is None
