@@ -2,10 +2,19 @@
 #include "core.h"
 #include <pthread.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 
-__thread ThreadState inferscope_thread __attribute__((tls_model("initial-exec")));
+THREAD_LOCAL ThreadState inferscope_thread;
+
+/* Drops an error of a callback. Ctrl-C must not get lost with it: it is raised again, where Python looks for signals next. */
+void swallow_error(void) {
+    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
+        PyErr_SetInterrupt();
+    PyErr_Clear();
+}
 
 /* A test clock: any callable that returns nanoseconds. Its failures count, and must not disturb the exception in flight. */
 static int64_t clock_python(Recorder *rec) {
@@ -18,7 +27,7 @@ static int64_t clock_python(Recorder *rec) {
         Py_DECREF(result);
     }
     if (PyErr_Occurred()) {
-        PyErr_Clear();
+        swallow_error();
         rec->internal_errors++;
         now = clock_system();
     }
@@ -34,7 +43,9 @@ static struct {
     int64_t ns;
 } first = {0, 0}; /* the oldest pair: the longer the base, the better the rate */
 
-enum { CALIBRATION_NS = 2000000, LONGEST_ANCHOR_NS = 100000000 };
+static int broken = 0;
+
+enum { CALIBRATION_NS = 2000000, LONGEST_ANCHOR_NS = 100000000, BROKEN_NS = 50000000 };
 
 /* Both clocks at one instant: the tightest of a few tries. */
 static void read_pair(uint64_t *tsc, int64_t *ns) {
@@ -65,6 +76,10 @@ static int64_t anchor_again(void) {
     int64_t told = clock_anchor.ns + (int64_t)(((unsigned __int128)ticks * clock_anchor.rate) >> 32);
     int64_t stretch = ns - first.ns < LONGEST_ANCHOR_NS ? (ns - first.ns) : LONGEST_ANCHOR_NS, ahead = told - ns;
     uint64_t rate = rate_since_first(tsc, ns);
+    if (ahead > BROKEN_NS) { /* the counter jumped: a migrated virtual machine, say */
+        broken = 1;
+        return ns;
+    }
     if (ahead < -stretch / 100)
         told = ns, ahead = 0;
     if (ahead > stretch / 2)
@@ -108,7 +123,12 @@ static int tsc_ready(void) {
 }
 
 int64_t clock_slow(Recorder *rec) {
-    return rec->clock_mode == CLOCK_TSC ? anchor_again() : clock_python(rec);
+    if (rec->clock_mode == CLOCK_PYTHON)
+        return clock_python(rec);
+    int64_t now = broken ? clock_system() : anchor_again();
+    if (broken)
+        rec->clock_mode = CLOCK_SYSTEM;
+    return now;
 }
 
 /* INFERSCOPE_CLOCK: `monotonic` (default), or `tsc` or `auto`: the time-stamp counter where it can be trusted. */
@@ -116,11 +136,19 @@ int clock_default_mode(void) {
     const char *wanted = getenv("INFERSCOPE_CLOCK");
     if (wanted == NULL || (strcmp(wanted, "tsc") != 0 && strcmp(wanted, "auto") != 0))
         return CLOCK_SYSTEM;
-    return tsc_ready() ? CLOCK_TSC : CLOCK_SYSTEM;
+    return tsc_ready() && !broken ? CLOCK_TSC : CLOCK_SYSTEM;
 }
 
 uint32_t thread_id_slow(void) {
+#if defined(__linux__)
     inferscope_thread.tid = (uint32_t)syscall(SYS_gettid);
+#elif defined(__APPLE__)
+    uint64_t tid = 0;
+    pthread_threadid_np(NULL, &tid);
+    inferscope_thread.tid = (uint32_t)tid;
+#else
+    inferscope_thread.tid = (uint32_t)(uintptr_t)pthread_self();
+#endif
     return inferscope_thread.tid;
 }
 

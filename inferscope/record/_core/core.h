@@ -212,14 +212,19 @@ typedef struct {
     uint64_t activity;
     uint32_t tid;
 } ThreadState;
-extern __thread ThreadState inferscope_thread __attribute__((tls_model("initial-exec")));
+#if defined(__linux__)
+#define THREAD_LOCAL __thread __attribute__((tls_model("initial-exec"))) /* no call to find it; 16 bytes fit the loader's reserve */
+#else
+#define THREAD_LOCAL __thread
+#endif
+extern THREAD_LOCAL ThreadState inferscope_thread;
 
 extern PyTypeObject Recorder_Type, Request_Type, Span_Type, Noop_Type, Attach_Type, Lock_Type, Decorated_Type, EnterExit_Type;
 extern PyTypeObject Coroutine_Type, Generator_Type, AsyncGenerator_Type, AsyncStep_Type;
 
 /* A dead object from a freelist lives again; PyObject_Init() would be a call for one store. */
 static inline void revive(PyObject *object) {
-#if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS)
+#if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS) || defined(Py_GIL_DISABLED)
     (void)PyObject_Init(object, Py_TYPE(object));
 #else
     Py_SET_REFCNT(object, 1);
@@ -240,6 +245,7 @@ FOR_EACH_NAME(DECLARE_NAME)
 extern PyObject *str_with, *str_lock_wait, *str_lock_hold, *str_empty;
 
 /* clock.c */
+void swallow_error(void);
 SLOW_PATH int64_t clock_slow(Recorder *rec);
 SLOW_PATH uint32_t thread_id_slow(void);
 int clock_setup(void);
@@ -247,9 +253,16 @@ int clock_default_mode(void);
 int64_t thread_cpu_ns(void);
 void thread_switches(int64_t *voluntary, int64_t *involuntary);
 
+/* The clock of time.perf_counter_ns(). */
+#if defined(__APPLE__)
+#define SYSTEM_CLOCK CLOCK_UPTIME_RAW
+#else
+#define SYSTEM_CLOCK CLOCK_MONOTONIC
+#endif
+
 static inline int64_t clock_system(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(SYSTEM_CLOCK, &t);
     return (int64_t)t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 

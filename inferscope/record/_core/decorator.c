@@ -99,6 +99,33 @@ static char flavor_of(PyObject *func) {
     return flags & CO_GENERATOR ? FLAVOR_GENERATOR : FLAVOR_SYNC;
 }
 
+/* A method with default values, in a process that has torch: see methods.py. The price is a Python call. */
+static int needs_function(PyObject *func) {
+    PyObject *modules = PyImport_GetModuleDict(); /* borrowed */
+    if (!PyFunction_Check(func) || modules == NULL || PyDict_GetItemString(modules, "torch") == NULL)
+        return 0;
+    if (PyFunction_GetDefaults(func) == NULL && PyFunction_GetKwDefaults(func) == NULL)
+        return 0;
+    PyObject *qualified = PyObject_GetAttr(func, str___qualname__);
+    const char *name = qualified == NULL ? NULL : PyUnicode_AsUTF8(qualified), *dot = name == NULL ? NULL : strrchr(name, '.');
+    int method = dot != NULL && (dot - name < 8 || strncmp(dot - 8, "<locals>", 8) != 0);
+    PyErr_Clear();
+    Py_XDECREF(qualified);
+    return method;
+}
+
+static PyObject *as_function(PyObject *decorated, PyObject *func) {
+    PyObject *module = PyImport_ImportModule("inferscope.record.methods");
+    PyObject *call = module == NULL ? NULL : PyObject_CallMethod(module, "as_function", "OO", decorated, func);
+    Py_XDECREF(module);
+    if (call == NULL) { /* torch.compile may stumble, everything else works */
+        PyErr_Clear();
+        return decorated;
+    }
+    Py_DECREF(decorated);
+    return call;
+}
+
 /* @stage above @staticmethod or @classmethod: decorate the function inside. */
 static PyObject *decorate_method_object(Recorder *rec, Def *def, Request *template_, PyObject *func) {
     PyObject *inner = PyObject_GetAttr(func, str___func__);
@@ -122,22 +149,27 @@ PyObject *decorate(Recorder *rec, Def *def, Request *template_, PyObject *func) 
     d->def = def;
     d->template_ = template_ == NULL ? NULL : (Request *)request_clone(template_);
     d->weakrefs = NULL;
+    d->dict = Py_BuildValue("{OOOO}", str___wrapped__, func, str__torchdynamo_inline, func);
     d->flavor = flavor_of(func);
     d->vectorcall = d->flavor != FLAVOR_SYNC ? call_wrapping : def != NULL ? call_stage : call_request;
     PyObject_GC_Track(d);
-    if (def == NULL && d->template_ == NULL)
+    if (d->dict == NULL || (def == NULL && d->template_ == NULL))
         Py_CLEAR(d);
+    if (d != NULL && d->flavor == FLAVOR_SYNC && needs_function(func))
+        return as_function((PyObject *)d, func);
     return (PyObject *)d;
 }
 
 static int decorated_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(((Decorated *)self)->func);
     Py_VISIT(((Decorated *)self)->rec);
+    Py_VISIT(((Decorated *)self)->dict);
     return 0;
 }
 
 static int decorated_clear(PyObject *self) {
     Decorated *d = (Decorated *)self;
+    Py_CLEAR(d->dict);
     Py_XSETREF(d->func, Py_NewRef(Py_None)); /* never NULL: the object may still be called */
     return 0;
 }
@@ -147,6 +179,7 @@ static void decorated_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     if (d->weakrefs != NULL)
         PyObject_ClearWeakRefs(self);
+    Py_XDECREF(d->dict);
     Py_XDECREF(d->func);
     Py_XDECREF(d->rec);
     Py_XDECREF((PyObject *)d->template_);
@@ -161,9 +194,8 @@ static int is_name(PyObject *name, PyObject *known) {
 
 static PyObject *decorated_getattro(PyObject *self, PyObject *name) {
     Decorated *d = (Decorated *)self;
-    if (is_name(name, str___wrapped__) || is_name(name, str__torchdynamo_inline))
-        return Py_NewRef(d->func);
-    if (is_name(name, str___reduce__) || is_name(name, str___reduce_ex__))
+    if (is_name(name, str___wrapped__) || is_name(name, str__torchdynamo_inline) || is_name(name, str___reduce__) ||
+        is_name(name, str___reduce_ex__))
         return PyObject_GenericGetAttr(self, name);
     return PyObject_GetAttr(d->func, name);
 }
@@ -193,6 +225,12 @@ static PyMethodDef decorated_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* The object's own dict is for inspect.getattr_static(), with which dynamo looks; everybody else who asks sees the function's. */
+static PyGetSetDef decorated_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 PyTypeObject Decorated_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Decorated",
     .tp_basicsize = sizeof(Decorated),
@@ -210,4 +248,6 @@ PyTypeObject Decorated_Type = {
     .tp_repr = decorated_repr,
     .tp_weaklistoffset = offsetof(Decorated, weakrefs),
     .tp_methods = decorated_methods,
+    .tp_getset = decorated_getset,
+    .tp_dictoffset = offsetof(Decorated, dict),
 };

@@ -12,7 +12,7 @@ void hook_call(Recorder *rec, PyObject *hook, Request *r, PyObject *name, PyObje
     PyObject *args[] = {(PyObject *)r, name, kind};
     PyObject *result = PyObject_Vectorcall(hook, args, name == NULL ? 1 : 3, NULL);
     if (result == NULL) {
-        PyErr_Clear();
+        swallow_error();
         rec->hook_errors++;
     }
     Py_XDECREF(result);
@@ -200,7 +200,7 @@ void request_begin(Request *r, int caller_known) {
         if (answer == Py_True)
             r->wanted = 1;
         if (answer == NULL) {
-            PyErr_Clear();
+            swallow_error();
             rec->hook_errors++;
         }
         Py_XDECREF(answer);
@@ -327,7 +327,7 @@ static void finish(Request *r, PyObject *error) {
             PyObject *wall = PyLong_FromLongLong(r->wall), *args[] = {(PyObject *)r, wall};
             PyObject *answer = wall == NULL ? NULL : PyObject_Vectorcall(rec->on_finish, args, 2, NULL);
             if (answer == NULL) {
-                PyErr_Clear();
+                swallow_error();
                 rec->hook_errors++;
             }
             Py_XDECREF(answer);

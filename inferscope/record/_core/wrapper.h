@@ -12,7 +12,7 @@ typedef struct {
     Recorder *rec;
     const Def *def;     /* of a stage, or NULL */
     Request *template_; /* of a request, or NULL */
-    PyObject *weakrefs;
+    PyObject *weakrefs, *dict;
     char flavor;
 } Decorated;
 
