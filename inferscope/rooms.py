@@ -26,6 +26,7 @@ from inferscope.export import ExportBatch, Exporter, Objective, Total, breach_ev
 from inferscope.host import process
 from inferscope.host.gc import GcPauses
 from inferscope.host.resource import resource
+from inferscope.pace import Pace
 from inferscope.version import __version__
 
 if TYPE_CHECKING:
@@ -92,8 +93,6 @@ class Rooms:
             scale=asked.otlp_scale,
             series_limit=asked.series_limit,
         )
-
-    # -- life ---------------------------------------------------------------------------------------------------------------------
 
     def activate(self) -> None:
         """Take a place in the pod and begin to listen."""
@@ -195,16 +194,17 @@ class Rooms:
         """Whether this process has finished a request of its own."""
         return any(self.recorder.read_class(entry[0])["count"] for entry in self.recorder.classes())
 
-    # -- the flow -----------------------------------------------------------------------------------------------------------------
-
     def step(self, moment_ns: int, breathe: Callable[[], object]) -> None:
         """One tick: window, horizon, objectives, incident; a room that fails costs its own part only."""
         window = guard.contained("aggregate", lambda: self.aggregator.tick(moment_ns, breathe), None)
         if window is None:
             return
         self._look_after(window)
+        breathe()
         guard.contained("horizon", lambda: self._remember(window, breathe), None)
+        breathe()
         breach = guard.contained("detect", lambda: self._judge(window, moment_ns), None)
+        breathe()
         keeper = self.keeper
         if keeper is not None:
             guard.contained("incident", lambda: self._follow(keeper, window, breach, moment_ns), None)
@@ -317,8 +317,6 @@ class Rooms:
         ]
         return spent + failed
 
-    # -- what the incident keeper asks for ----------------------------------------------------------------------------------------
-
     def _sources(self) -> Sources:
         return Sources(
             pod=self.pod,
@@ -336,7 +334,8 @@ class Rooms:
     def _evidence(self, request: str, from_ns: int, to_ns: int) -> dict[str, Any]:
         slot = self.pod.slot
         with self._horizon_lock:
-            document = self.horizon.evidence(request, from_ns, to_ns, slot=slot.index, pid=os.getpid(), instance_id=slot.instance_id)
+            document = self.horizon.evidence(request, from_ns, to_ns, breathe=Pace())
+        document |= {"slot": slot.index, "pid": os.getpid(), "instance_id": slot.instance_id}
         document["copies"] = integration.copies()
         document["gc"] = self.gc.evidence()
         document["process"] = process.facts()
@@ -363,8 +362,6 @@ class Rooms:
                 self.exporter.event(capture_event(kept, incident.id, now_ns() + unix_offset_ns(), breach.trigger))
             causes = "+".join(share.name for share in incident.attribution[:2])
             self.trigger.note_cause(breach.slo, f"{breach.request}:{causes}")
-
-    # -- for people ---------------------------------------------------------------------------------------------------------------
 
     def capture_now(self, reason: str, requests: int, moment_ns: int) -> str:
         """Open a manual incident, or raise the reason why not."""

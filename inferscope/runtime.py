@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import fork, guard
 from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
+from inferscope.pace import Pace
 from inferscope.rooms import Rooms
 from inferscope.types import Snapshot
 
@@ -88,7 +89,7 @@ class Runtime:
             if self._dormant:
                 self._wake_or_rest()
             if not self._dormant:
-                self.rooms.step(now_ns(), _breathe)
+                self.rooms.step(now_ns(), Pace())
 
     def _wake_or_rest(self) -> None:
         if not self.rooms.served():
@@ -189,11 +190,6 @@ class Runtime:
         self.rooms.after_fork()
         fork.at_process_end(self._at_exit)
         self._start_threads("worker")
-
-
-def _breathe() -> None:
-    """Let request threads have the interpreter between two slices."""
-    time.sleep(0)
 
 
 def _nothing() -> None:

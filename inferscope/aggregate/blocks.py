@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from inferscope.types import IntArray
 
-__all__ = ["ClassBlock", "SeriesBlock", "Sparse", "add_sparse", "coarsen", "pack_bands", "sparse_of"]
+__all__ = ["ClassBlock", "Seconds", "SeriesBlock", "Sparse", "add_sparse", "coarsen", "pack_bands", "sparse_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +159,52 @@ class SeriesBlock:
             totals,
             later.sites,
         )
+
+
+class Seconds:
+    """Tail sums by second, only of seconds with requests: parallel arrays, oldest first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.head: IntArray = np.zeros((64, 3), np.int64)  # start, requests, requests above the first edge
+        self.sums: IntArray = np.zeros((64, 4), np.int64)
+
+    def add(self, start_ns: int, second_ns: int, count: int, tail_count: int, tail_sums: IntArray) -> None:
+        """Add a window to its second, or begin the next when `second_ns` are over."""
+        last = self.used - 1
+        if last < 0 or start_ns - self.head[last, 0] >= second_ns:
+            last = self._room(start_ns)
+        if len(tail_sums) > self.sums.shape[1] and tail_sums.any():
+            self.sums = np.pad(self.sums, ((0, 0), (0, len(tail_sums) - self.sums.shape[1])))
+        width = min(len(tail_sums), self.sums.shape[1])
+        self.head[last, 1:] += (count, tail_count)
+        self.sums[last, :width] += tail_sums[:width]
+
+    def _room(self, start_ns: int) -> int:
+        if self.used == len(self.head):
+            if self.used >= 2 * self.limit:
+                keep = self.used - self.limit
+                self.head[: self.limit], self.sums[: self.limit] = np.array(self.head[keep:]), np.array(self.sums[keep:])
+                self.head[self.limit :], self.sums[self.limit :] = 0, 0
+                self.used = self.limit
+            else:
+                grown = min(2 * self.used, 2 * self.limit)
+                self.head, self.sums = (np.pad(held, ((0, grown - self.used), (0, 0))) for held in (self.head, self.sums))
+        self.head[self.used, 0] = start_ns
+        self.used += 1
+        return self.used - 1
+
+    def json(self, from_ns: int, to_ns: int, columns: int) -> list[dict[str, Any]]:
+        """Seconds that began between two instants, as evidence has them."""
+        starts = self.head[: self.used, 0]
+        rows = np.flatnonzero((starts >= from_ns) & (starts < to_ns))
+        sums = np.zeros((len(rows), max(columns, self.sums.shape[1])), np.int64)
+        sums[:, : self.sums.shape[1]] = self.sums[rows]
+        return [
+            {"t_ns": start, "count": count, "tail_count": tail_count, "tail_sums": row}
+            for (start, count, tail_count), row in zip(self.head[rows].tolist(), sums[:, :columns].tolist(), strict=True)
+        ]
 
 
 class _Block(Protocol):

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from inferscope.aggregate import bands as bands_
-from inferscope.aggregate.blocks import ClassBlock, SeriesBlock, Sparse, coarsen, dense_bands, pack_bands, sparse_of
+from inferscope.aggregate.blocks import ClassBlock, Seconds, SeriesBlock, Sparse, coarsen, dense_bands, pack_bands, sparse_of
 from inferscope.aggregate.histogram import Layout, sparse_percentiles, value_at_index
 from inferscope.aggregate.reservoir import Reservoir
 from inferscope.clock import NS_PER_S, unix_offset_ns
+from inferscope.pace import nothing, paced
 from inferscope.types import BAND_COUNT, ClassKey, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from inferscope.types import ClassWindow, Column, Distribution, IntArray, LockSite, RequestRecord, Window
+    from inferscope.types import ClassWindow, Column, Distribution, LockSite, RequestRecord, Window
 
 __all__ = ["SCHEMA", "Horizon", "record_json"]
 
@@ -48,57 +49,13 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
     }
 
 
-class _Seconds:
-    """Tail sums by second, only of seconds with requests: parallel arrays, oldest first."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self.head: IntArray = np.zeros((64, 3), np.int64)  # start, requests, requests above the first edge
-        self.sums: IntArray = np.zeros((64, 4), np.int64)
-
-    def add(self, start_ns: int, second_ns: int, count: int, tail_count: int, tail_sums: IntArray) -> None:
-        last = self.used - 1
-        if last < 0 or start_ns - self.head[last, 0] >= second_ns:
-            last = self._room(start_ns)
-        if len(tail_sums) > self.sums.shape[1] and tail_sums.any():
-            self.sums = np.pad(self.sums, ((0, 0), (0, len(tail_sums) - self.sums.shape[1])))
-        width = min(len(tail_sums), self.sums.shape[1])
-        self.head[last, 1:] += (count, tail_count)
-        self.sums[last, :width] += tail_sums[:width]
-
-    def _room(self, start_ns: int) -> int:
-        if self.used == len(self.head):
-            if self.used >= 2 * self.limit:
-                keep = self.used - self.limit
-                self.head[: self.limit], self.sums[: self.limit] = np.array(self.head[keep:]), np.array(self.sums[keep:])
-                self.head[self.limit :], self.sums[self.limit :] = 0, 0
-                self.used = self.limit
-            else:
-                grown = min(2 * self.used, 2 * self.limit)
-                self.head, self.sums = (np.pad(held, ((0, grown - self.used), (0, 0))) for held in (self.head, self.sums))
-        self.head[self.used, 0] = start_ns
-        self.used += 1
-        return self.used - 1
-
-    def json(self, from_ns: int, to_ns: int, columns: int) -> list[dict[str, Any]]:
-        starts = self.head[: self.used, 0]
-        rows = np.flatnonzero((starts >= from_ns) & (starts < to_ns))
-        sums = np.zeros((len(rows), max(columns, self.sums.shape[1])), np.int64)
-        sums[:, : self.sums.shape[1]] = self.sums[rows]
-        return [
-            {"t_ns": start, "count": count, "tail_count": tail_count, "tail_sums": row}
-            for (start, count, tail_count), row in zip(self.head[rows].tolist(), sums[:, :columns].tolist(), strict=True)
-        ]
-
-
 class _History:
     """One request class."""
 
     def __init__(self, window: ClassWindow, seconds: int, slowest: int, breaching: int, seed: int) -> None:
         self.key, self.edges_ns = window.key, window.edges_ns
         self.layout = Layout(window.latency.digits, window.latency.lowest_ns)
-        self.seconds = _Seconds(seconds)
+        self.seconds = Seconds(seconds)
         self.blocks: list[ClassBlock] = []
         self.open: ClassBlock | None = None
         self.reservoir = Reservoir(window.edges_ns, horizon_ns=seconds * NS_PER_S, seed=seed)
@@ -121,7 +78,9 @@ class _History:
         breathe: Callable[[], object] | None,
     ) -> None:
         if window.count or len(window.bands.bands):
+            rest = breathe or nothing
             packed = pack_bands(window.bands)
+            rest()
             block = ClassBlock(
                 start_ns,
                 end_ns,
@@ -133,10 +92,13 @@ class _History:
                 sparse_of(window.latency.counts),
                 *packed,
             )
+            rest()
             self.open = block if self.open is None else self.open.join(block)
+            rest()
             count = int(window.bands.counts.sum())
             tail = bands_.tail(window.bands, self.edges_ns) if self.edges_ns else (0, np.zeros(0, np.int64))
             self.seconds.add(start_ns, NS_PER_S * 19 // 20, count, *tail)  # a tick may come a little early
+            rest()
         self.reservoir.add(records, window.bands, end_ns, breathe)
         self._exemplars(records, end_ns - horizon_ns)
         if self.open is not None and end_ns - self.open.start_ns >= BLOCK_NS * 99 // 100:
@@ -162,21 +124,23 @@ class _History:
                 elif entry > self.slowest[0]:
                     heapq.heapreplace(self.slowest, entry)
 
-    def within(self, from_ns: int, to_ns: int) -> ClassBlock | None:
+    def within(self, from_ns: int, to_ns: int, rest: Callable[[], object]) -> ClassBlock | None:
         """All blocks that overlap the time, joined."""
         joined: ClassBlock | None = None
         for block in [*self.blocks, *([self.open] if self.open else [])]:
             if block.end_ns > from_ns and block.start_ns < to_ns:
                 joined = block if joined is None else joined.join(block)
+                rest()
         return joined
 
-    def json(self, block: ClassBlock, columns: int, to_ns: int) -> dict[str, Any]:
+    def json(self, block: ClassBlock, columns: int, to_ns: int, rest: Callable[[], object]) -> dict[str, Any]:
         counts, sums = dense_bands(block)
         wide = np.zeros((BAND_COUNT, max(columns, sums.shape[1])), np.int64)
         wide[:, : sums.shape[1]] = sums
         rows = np.flatnonzero((counts != 0) | wide.any(axis=1))
         rows = rows[np.argsort(bands_.order_keys(self.edges_ns)[rows], kind="stable")]
         requests = dict(zip(rows.tolist(), counts[rows].tolist(), strict=True))
+        rest()
         return {
             **self.key._asdict(),
             "edges_ns": list(self.edges_ns),
@@ -193,8 +157,8 @@ class _History:
             },
             "bands": {"ids": rows.tolist(), "counts": counts[rows].tolist(), "sums": wide[rows, :columns].tolist()},
             "blocks": self.seconds.json(block.start_ns, block.end_ns, columns),
-            "reservoir": list(self.reservoir.entries(block.start_ns, to_ns, requests, columns)),
-            "slowest": [record_json(record) for record in self._slowest_within(block.start_ns, to_ns)],
+            "reservoir": list(paced(self.reservoir.entries(block.start_ns, to_ns, requests, columns), rest)),
+            "slowest": list(paced((record_json(record) for record in self._slowest_within(block.start_ns, to_ns)), rest)),
         }
 
     def _slowest_within(self, from_ns: int, to_ns: int) -> list[RequestRecord]:
@@ -271,7 +235,15 @@ class Horizon:
         self._add_series(window, lock_sites)
 
     def evidence(
-        self, select: ClassKey | str | None, from_ns: int, to_ns: int, *, slot: int = 0, pid: int = 0, instance_id: str = ""
+        self,
+        select: ClassKey | str | None,
+        from_ns: int,
+        to_ns: int,
+        *,
+        slot: int = 0,
+        pid: int = 0,
+        instance_id: str = "",
+        breathe: Callable[[], object] | None = None,
     ) -> dict[str, Any]:
         """What happened between two instants, as the JSON document that a diagnosis reads.
 
@@ -286,9 +258,11 @@ class Horizon:
             slot: Written as it is, like the next two.
             pid: The process.
             instance_id: `service.instance.id`.
+            breathe: Called between slices of work; see `Aggregator.tick`.
         """
+        rest = breathe or nothing
         columns = len(self._columns)
-        chosen = [(history, history.within(from_ns, to_ns)) for history in self._classes.values() if _selected(history.key, select)]
+        chosen = [(history, history.within(from_ns, to_ns, rest)) for history in self._classes.values() if _selected(history.key, select)]
         found = [(history, block) for history, block in chosen if block is not None]
         return {
             "schema": SCHEMA,
@@ -299,8 +273,8 @@ class Horizon:
             "to_ns": min(max([to_ns, *(block.end_ns for _, block in found)]), self._last_ns),
             "unix_offset_ns": unix_offset_ns(),
             "columns": [list(column) for column in self._columns],
-            "classes": [history.json(block, columns, max(to_ns, block.end_ns)) for history, block in found],
-            "series": list(self._series_json(from_ns, to_ns)),
+            "classes": [history.json(block, columns, max(to_ns, block.end_ns), rest) for history, block in found],
+            "series": list(paced(self._series_json(from_ns, to_ns, rest), rest)),
             "locks": self._locks_json(from_ns),
             "counters": dict(self._counters),
             "copies": [],
@@ -339,11 +313,12 @@ class Horizon:
             self._layouts.append(Layout(held.digits, held.lowest_ns))
         return self._series[name]
 
-    def _series_json(self, from_ns: int, to_ns: int) -> Iterator[dict[str, Any]]:
+    def _series_json(self, from_ns: int, to_ns: int, rest: Callable[[], object]) -> Iterator[dict[str, Any]]:
         joined: SeriesBlock | None = None
         for block in [*self._blocks, *([self._open] if self._open else [])]:
             if block.end_ns > from_ns and block.start_ns < to_ns:
                 joined = block if joined is None else joined.join(block)
+                rest()
         if joined is None:
             return
         totals = dict(zip(joined.series.tolist(), joined.totals.tolist(), strict=True))

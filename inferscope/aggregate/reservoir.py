@@ -28,7 +28,6 @@ __all__ = ["Reservoir"]
 _NARROW_NS: Final = 1 << 32
 _FIRST_ROWS: Final = 8
 _COLUMN_STEP: Final = 4
-_SLICE: Final = 40
 
 
 class _Band:
@@ -137,16 +136,13 @@ class Reservoir:
                 found.setdefault(record.band, []).append(record)
         for band, count in zip(sums.bands.tolist(), sums.counts.tolist(), strict=True):
             self._pending[band] = self._pending.get(band, 0) + count
-        done = 0
         for band, kept in found.items():
             # requests of earlier windows that left no record in this band are stood for by these
             weight = max(self._pending.pop(band, 0) / len(kept), 1.0)
             for record in kept:
                 self._insert(band, record, weight)
-            done += len(kept)
-            if breathe is not None and done >= _SLICE:
-                done = 0
-                breathe()
+                if breathe is not None:
+                    breathe()
         self._expire(now_ns)
         while self.nbytes > self._limit_bytes and self.per_band > 1:
             self._shrink()

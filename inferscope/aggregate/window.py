@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from inferscope.clock import now_ns as _now_ns
+from inferscope.pace import nothing
 from inferscope.types import (
     BAND_COUNT,
     BandSums,
@@ -56,7 +57,6 @@ EPOCH_NS: Final = 10_000_000_000
 _SPAN: Final = struct.Struct("<qqqIHBB")
 _WITH_SPANS: Final = Reason.BREACH | Reason.SLOWEST | Reason.PROFILED
 _ROOT: Final = 255
-_SLICE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,19 +188,19 @@ class Aggregator:
 
         Args:
             now_ns: End of the window; the clock when left out.
-            breathe: Called between slices of about 0.3 ms, so that request threads get the interpreter; for instance `lambda: sleep(0)`.
+            breathe: Called after each piece of work of some 20 us; lets request threads have the interpreter when it is time, as `Pace` does.
 
         Returns:
             The window; its arrays are valid until the next tick.
         """
         end_ns = self._clock() if now_ns is None else now_ns
-        rest = breathe or _nothing
+        rest = breathe or nothing
         self._meet()
+        rest()
         for index, series in enumerate(self._series):
             with self._lock:
                 series.read(self._recorder, index, self._scratch)
-            if index % _SLICE == _SLICE - 1:
-                rest()
+            rest()
         windows: list[ClassWindow] = []
         for index, held in enumerate(self._classes):
             windows.append(self._class_window(index, held))
@@ -284,21 +284,16 @@ class Aggregator:
         records: list[RequestRecord] = []
         found: list[tuple[Any, ...]] = [*self._waiting, *self._recorder.drain()]
         self._waiting = []
-        for position, retained in enumerate(found):
+        for retained in found:
             if retained[1] < len(keys):
                 records.append(decode(retained, keys[int(retained[1])]))
             else:
                 self._waiting.append(retained)  # its class was met after this tick began
-            if position % 32 == 31:
-                rest()
+            rest()
         return tuple(records)
 
 
 _TOTALS: Final = ("count", "errors", "items", "excluded", "late_spans", "truncated", "wall_ns", "cpu_ns", "cpu_wall_ns", "cpu_requests")
-
-
-def _nothing() -> None:
-    """No rest."""
 
 
 def _changed(known: Sequence[_Series], found: Sequence[tuple[int, str, tuple[str, ...], int, int, int]]) -> bool:

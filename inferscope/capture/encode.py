@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Any, Final
+
+from inferscope.pace import Pace
 
 __all__ = ["encoded"]
 
 _BITE: Final = 64
 """Values that are encoded in one go: about 30 us."""
-_PAUSE_EVERY: Final = 8
 
 
 def _size(value: Any, limit: int) -> int:
@@ -31,15 +31,13 @@ def _size(value: Any, limit: int) -> int:
 class _Writer:
     def __init__(self) -> None:
         self.parts: list[str] = []
-        self._bites = 0
+        self._pace = Pace()
 
     def write(self, value: Any) -> None:
         small = _size(value, _BITE) < _BITE
         if small or not isinstance(value, (Mapping, list, tuple)):
             self.parts.append(json.dumps(value, separators=(",", ":")))
-            self._bites += 1
-            if self._bites % _PAUSE_EVERY == 0:
-                time.sleep(0)
+            self._pace()
         elif isinstance(value, Mapping):
             self._items("{}", [(json.dumps(str(key)) + ":", item) for key, item in value.items()])
         else:
@@ -54,7 +52,7 @@ class _Writer:
 
 
 def encoded(document: Mapping[str, Any]) -> bytes:
-    """`document` as UTF-8 JSON, yielding the interpreter about every 0.3 ms."""
+    """`document` as UTF-8 JSON, leaving the interpreter to others about every 0.2 ms."""
     writer = _Writer()
     writer.write(document)
     return "".join(writer.parts).encode()

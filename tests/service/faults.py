@@ -157,7 +157,7 @@ def fail(name: str) -> dict[str, Any]:
     with contextlib.ExitStack() as patches:
         late = leaf in {"offer", "announcement"} or owner.__class__.__name__ == "Slots"
         if component == "capture.hooks" and leaf != "on_start":
-            patches.enter_context(mock.patch.object(RequestScopedCapture, "on_start", lambda *_: True))
+            patches.enter_context(mock.patch.object(RequestScopedCapture, "on_start", return_value=True))
         if not late:
             patches.enter_context(mock.patch.object(owner, leaf, value))
         start()
@@ -197,4 +197,4 @@ if __name__ == "__main__":
     start()
     healthy = {"results": [work()], "failures": scope.status()["failures"]}
     scope.shutdown()
-    print(json.dumps({"plain": plain, "healthy": healthy, **{name: fail(name) for name in sys.argv[1:] or SITES}}))
+    sys.stdout.write(json.dumps({"plain": plain, "healthy": healthy, **{name: fail(name) for name in sys.argv[1:] or SITES}}))
