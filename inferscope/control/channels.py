@@ -1,0 +1,243 @@
+"""The channels of one process: which are on, why the others are not."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from inferscope import guard
+from inferscope.control import http
+from inferscope.control.desk import Allowance, Desk
+from inferscope.control.protocol import SCHEMA, Actor, check
+from inferscope.control.server import Server
+from inferscope.control.signals import SignalSource
+from inferscope.control.socket import UnixClient, UnixSocket, peer
+from inferscope.errors import InferscopeError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from inferscope.control.protocol import Operations
+
+__all__ = ["Control", "Options"]
+
+PREFIX: Final = "INFERSCOPE_CONTROL"
+LOOPBACK: Final = "127.0.0.1"
+_FAILURES: Final = 10
+_FALSE: Final = frozenset({"0", "false", "no", "off"})
+_TRUE: Final = frozenset({"", "1", "true", "yes", "on"})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which channels are wanted."""
+
+    socket: bool = True
+    """INFERSCOPE_CONTROL: 0 switches all channels off."""
+    http_host: str = LOOPBACK
+    http_port: int | None = None
+    """INFERSCOPE_CONTROL_HTTP=[HOST:]PORT: the worker in slot n listens on PORT + n; 0 takes any free port. None (default): off."""
+    signal: str | None = None
+    """INFERSCOPE_CONTROL_SIGNAL, such as SIGUSR2. None (default): off."""
+    opamp: str | None = None
+    """INFERSCOPE_CONTROL_OPAMP: the URL of an OpAMP server. None (default): off."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> Options:
+        """From the environment; what cannot be used costs one line and leaves that channel off.
+
+        Raises:
+            InferscopeError: Under `INFERSCOPE_STRICT=1`, something cannot be used.
+        """
+        environ = os.environ if environ is None else environ
+        word = environ.get(PREFIX, "").strip().lower()
+        if word not in _TRUE | _FALSE:
+            _refuse(f"{PREFIX}={word!r}: expected 1 or 0; control stays off")
+        if word not in _TRUE:
+            return cls(socket=False)
+        host, port = LOOPBACK, None
+        text = environ.get(f"{PREFIX}_HTTP", "").strip()
+        if text:
+            given, _, digits = text.rpartition(":")
+            if digits.isascii() and digits.isdigit() and int(digits) <= 65535:
+                host, port = given.strip("[]") or host, int(digits)
+            else:
+                _refuse(f"{PREFIX}_HTTP={text!r}: expected a port or 127.0.0.1:PORT; HTTP control stays off")
+        return cls(
+            http_host=host,
+            http_port=port,
+            signal=environ.get(f"{PREFIX}_SIGNAL", "").strip() or None,
+            opamp=environ.get(f"{PREFIX}_OPAMP", "").strip() or None,
+        )
+
+
+def _refuse(line: str) -> None:
+    if guard.strict():
+        raise InferscopeError(line)
+    guard.log_once(f"control {line}", line)
+
+
+class Control:
+    """All channels of one process.
+
+    Args:
+        operations: What may be done.
+        options: Which channels are wanted.
+        environ: Where the HTTP token is looked for; default `os.environ`.
+        clock: Seconds, monotonic; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        options: Options,
+        *,
+        environ: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._environ = os.environ if environ is None else environ
+        self._clock = clock
+        self.desk = Desk(operations, clock)
+        self._server: Server | None = None
+        self._unix: UnixSocket | None = None
+        self._signal: SignalSource | None = None
+        self._signals = 0
+        self._opened = threading.Event()
+        self._notes: dict[str, str] = {"socket": "off", "http": "off", "signal": "off"}
+
+    def listen_signals(self) -> None:
+        """Install the signal's handler, where one is wanted; on the main thread. It survives `close` and a fork."""
+        if self._options.signal is None or not self._options.socket or self._signal is not None:
+            return
+        try:
+            self._signal = SignalSource(self._options.signal, self._wake_server)
+            self._notes["signal"] = self._signal.name
+        except InferscopeError as error:
+            self._off("signal", error)
+
+    def open(self, directory: Path | None, slot: int = 0) -> None:
+        """Open the channels of a worker, in place of those that were open; one that cannot be opened costs a line and stays off.
+
+        Args:
+            directory: The worker's own, `STATE_DIR/<service>/<slot>`; None leaves the socket off.
+            slot: Its place; added to the HTTP port.
+        """
+        self.close()
+        if not self._options.socket:
+            return
+        server = Server(self._clock)
+        if self._signal is not None:
+            self._signal.take()  # what came while nobody served is over
+        if directory is None:
+            self._notes["socket"] = "off: there is no state directory"
+        else:
+            self._open_socket(server, directory)
+        if self._options.http_port is not None:
+            self._open_http(server, directory, self._options.http_port + (slot if self._options.http_port else 0))
+        self._server = server
+        self._opened.set()
+
+    def _open_socket(self, server: Server, directory: Path) -> None:
+        try:
+            self._unix = unix = UnixSocket(directory)
+        except InferscopeError as error:
+            self._off("socket", error)
+            return
+
+        def greet(sock: socket.socket, _: Any) -> UnixClient:
+            actor, refusal = peer(sock)
+            if refusal is not None:
+                self.desk.counts["unauthorised"] += 1
+            return UnixClient(self.desk, actor, refusal)
+
+        server.listen(unix.listener, greet)
+        self._notes["socket"] = str(unix.path)
+
+    def _open_http(self, server: Server, directory: Path | None, port: int) -> None:
+        try:
+            token = http.read_token(self._environ, directory)
+            listener = http.listen(self._options.http_host, port)
+        except InferscopeError as error:
+            self._off("http", error)
+            return
+        failures = Allowance(_FAILURES, 1.0, self._clock)
+        server.listen(listener, lambda _, address: http.HttpClient(self.desk, token, failures, f"{address[0]}:{address[1]}"))
+        host, bound = listener.getsockname()[:2]
+        self._notes["http"] = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+
+    def _off(self, channel: str, error: InferscopeError) -> None:
+        self._notes[channel] = f"off: {error}"
+        guard.log_once(f"control.{channel} {error}", f"control by {channel} is off: {error}")
+
+    def serve_once(self, timeout_s: float = 0.5) -> None:
+        """Wait at most `timeout_s` seconds for a request, answer what came, do one queued change. One thread calls it, in a loop."""
+        server = self._server
+        if server is None:
+            self._opened.wait(timeout_s)
+            self._opened.clear()
+            return
+        server.serve_once(0.0 if self.desk.waiting else timeout_s)
+        if self._signal is not None and self._signal.take():
+            self._signals += 1
+            message = {
+                "schema": SCHEMA,
+                "id": f"signal-{os.getpid()}-{self._signals}",
+                "op": "capture",
+                "args": {"reason": f"signal {self._signal.name}"},
+            }
+            self.desk.submit(check(message), Actor("signal", peer=self._signal.name))
+        self.desk.run_one()
+
+    def wake(self) -> None:
+        """End the wait of `serve_once`, from any thread: to stop."""
+        self._opened.set()
+        self._wake_server()
+
+    def _wake_server(self) -> None:
+        """As `wake`, without taking a lock: for the signal's handler."""
+        server = self._server
+        if server is not None:
+            server.wake()
+
+    def status(self) -> dict[str, Any]:
+        """Channel to its address, or to "off" and why; and what was asked so far."""
+        notes = dict(self._notes)
+        if self._signal is not None and not self._signal.active:
+            notes["signal"] = f"off: another handler took {self._signal.name}"
+        turned_away = self._server.turned_away if self._server is not None else 0
+        return {**notes, "requests": dict(self.desk.counts), "turned_away": turned_away}
+
+    def close(self) -> None:
+        """Close all channels and take the socket's name away, from any thread; the signal's handler stays, and does nothing."""
+        unix, self._unix = self._unix, None
+        if unix is not None:
+            unix.remove()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        self._notes |= {"socket": "off", "http": "off"}
+
+    def stop(self) -> None:
+        """Close, and give the signal back where this is the main thread."""
+        self.close()
+        self._opened.set()
+        if self._signal is not None:
+            self._signal.restore()
+            self._signal = None
+            self._notes["signal"] = "off"
+
+    def after_fork(self) -> None:
+        """In a forked child: close its copies of the parent's sockets, leave the parent's name on disk, forget the parent's tickets."""
+        self._unix = None
+        server, self._server = self._server, None
+        if server is not None:
+            server.drop()
+        self._opened = threading.Event()
+        self.desk.forget()
+        self._notes |= {"socket": "off", "http": "off"}

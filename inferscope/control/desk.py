@@ -1,0 +1,192 @@
+"""Where requests of all channels end: reads are answered, changes queue under a ticket and are done one at a time, each is audited."""
+
+from __future__ import annotations
+
+import collections
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from inferscope import guard
+from inferscope.control.protocol import READS, encode, plain, reply
+from inferscope.errors import InferscopeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from inferscope.control.protocol import Actor, Operations, Request, State
+
+__all__ = ["FLOODED", "QUEUE_LIMIT", "TICKET_LIMIT", "Allowance", "Desk"]
+
+QUEUE_LIMIT: Final = 16
+"""Changes that wait; more are denied and may be asked again."""
+TICKET_LIMIT: Final = 256
+"""Tickets that are remembered; the oldest finished one goes first."""
+FLOODED: Final = "too many changes at once; ask again in a second"
+_BURST: Final = 20
+_PER_S: Final = 2.0
+_CAPTURE_REQUESTS: Final = 8
+
+
+class Allowance:
+    """So many at once, and so many a second after that.
+
+    Args:
+        burst: How many at once.
+        per_s: How many come back a second.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, burst: int, per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._burst, self._per_s, self._clock = float(burst), per_s, clock
+        self._left, self._at = float(burst), clock()
+
+    @property
+    def left(self) -> bool:
+        """Whether one is left."""
+        now = self._clock()
+        self._left = min(self._burst, self._left + max(0.0, now - self._at) * self._per_s)
+        self._at = now
+        return self._left >= 1.0
+
+    def take(self) -> bool:
+        """Use one; False when none is left."""
+        if not self.left:
+            return False
+        self._left -= 1.0
+        return True
+
+
+@dataclass(slots=True)
+class _Ticket:
+    request: Request
+    actor: Actor
+    state: State = "queued"
+    why: str | None = None
+    result: Any = None
+
+    def reply(self, *, repeat: bool = False) -> dict[str, Any]:
+        return reply(self.request.id, self.request.op, self.state, why=self.why, result=self.result, repeat=repeat)
+
+
+class Desk:
+    """One thread uses it: the one that serves all channels.
+
+    Args:
+        operations: What may be done.
+        clock: Seconds, monotonic; replaced in tests.
+    """
+
+    def __init__(self, operations: Operations, clock: Callable[[], float] = time.monotonic) -> None:
+        self._operations = operations
+        self._tickets: dict[str, _Ticket] = {}
+        self._queue: collections.deque[_Ticket] = collections.deque()
+        self._allowance = Allowance(_BURST, _PER_S, clock)
+        self.counts: collections.Counter[str] = collections.Counter()
+        """Requests by how they ended: `read`, `done`, `denied`, `repeated`, `flooded`, `malformed`."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a change is queued."""
+        return bool(self._queue)
+
+    def submit(self, request: Request, actor: Actor) -> dict[str, Any]:
+        """Answer a read, or give a change its ticket."""
+        if request.op in READS:
+            return self._read(request)
+        known = self._tickets.get(request.id)
+        if known is not None:
+            if (known.request.op, known.request.args) != (request.op, request.args):
+                return self._deny(request, "this id was used for another request; take a new one")
+            self.counts["repeated"] += 1
+            return known.reply(repeat=True)
+        if len(self._queue) >= QUEUE_LIMIT or not self._allowance.take():
+            # Not remembered: the same id may be asked again.
+            self.counts["flooded"] += 1
+            return reply(request.id, request.op, "denied", why=FLOODED)
+        ticket = _Ticket(request, actor)
+        self._remember(ticket)
+        self._queue.append(ticket)
+        return ticket.reply()
+
+    def run_one(self) -> bool:
+        """Do the oldest queued change; False when there is none."""
+        if not self._queue:
+            return False
+        ticket = self._queue.popleft()
+        try:
+            ticket.result = plain(self._change(ticket))
+            ticket.state = "done"
+        except InferscopeError as error:
+            ticket.state, ticket.why = "denied", str(error)
+        except Exception as error:  # noqa: BLE001  (whoever asked gets an answer, whatever went wrong)
+            # Only the type: a message can hold the user's data.
+            ticket.state, ticket.why = "denied", f"it failed ({type(error).__name__}); see status()"
+            guard.tally("control.operation", type(error).__name__, error=error)
+        self.counts[ticket.state] += 1
+        self._audit(ticket)
+        return True
+
+    def malformed(self, why: str, id_: str | None, op: str | None) -> dict[str, Any]:
+        """Answer what could not be understood."""
+        self.counts["malformed"] += 1
+        return reply(id_, op, "denied", why=why)
+
+    def forget(self) -> None:
+        """In a forked child: what was asked of the parent is the parent's."""
+        self._tickets.clear()
+        self._queue.clear()
+        self.counts.clear()
+
+    def _deny(self, request: Request, why: str) -> dict[str, Any]:
+        self.counts["denied"] += 1
+        return reply(request.id, request.op, "denied", why=why)
+
+    def _read(self, request: Request) -> dict[str, Any]:
+        self.counts["read"] += 1
+        if request.op == "ticket":
+            ticket = self._tickets.get(str(request.args["id"]))
+            if ticket is None:
+                return reply(request.id, request.op, "denied", why="no such ticket; this process never had it, or it is too old")
+            return reply(request.id, request.op, "done", result=ticket.reply())
+        try:
+            result = self._operations.status() if request.op == "status" else self._operations.snapshot()
+            answer = reply(request.id, request.op, "done", result=plain(result))
+            encode(answer)
+        except Exception as error:  # noqa: BLE001  (as for a change)
+            guard.tally("control.operation", type(error).__name__, error=error)
+            return reply(request.id, request.op, "denied", why=f"it failed ({type(error).__name__})")
+        return answer
+
+    def _change(self, ticket: _Ticket) -> Any:
+        operations, args = self._operations, dict(ticket.request.args)
+        if ticket.request.op == "capture":
+            return {"incident": operations.capture(args["reason"], args.get("requests", _CAPTURE_REQUESTS), ticket.actor)}
+        if ticket.request.op == "set_slo":
+            return operations.set_slo(args.pop("name"), args)
+        switch = operations.enable if ticket.request.op == "enable" else operations.disable
+        return switch(args["part"])
+
+    def _remember(self, ticket: _Ticket) -> None:
+        while len(self._tickets) >= TICKET_LIMIT:
+            oldest = next((key for key, held in self._tickets.items() if held.state != "queued"), None)
+            if oldest is None:
+                break
+            del self._tickets[oldest]
+        self._tickets[ticket.request.id] = ticket
+
+    def _audit(self, ticket: _Ticket) -> None:
+        event = {
+            "at_unix_ns": time.time_ns(),
+            "op": ticket.request.op,
+            "id": ticket.request.id,
+            "args": dict(ticket.request.args),
+            "state": ticket.state,
+            "why": ticket.why,
+            "result": ticket.result,
+            "actor": plain(ticket.actor),
+        }
+        try:
+            self._operations.audit(event)
+        except Exception as error:  # noqa: BLE001  (the change was made: a trail that fails is counted)
+            guard.tally("control.audit", type(error).__name__, error=error)
