@@ -102,7 +102,7 @@ def design_effect(missed: FloatArray, requests: FloatArray) -> float:
         return 1.0
     # Each block's squared surprise in units of the binomial variance (Pearson's dispersion).
     surprise = (missed - share * requests) ** 2 / np.maximum(share * (1 - share) * requests, 1e-12)
-    return max(1.0, float(surprise[requests > 0].sum() / max(np.count_nonzero(requests) - 1, 1)))
+    return max(1.0, float(np.sum(surprise[requests > 0])) / max(int(np.count_nonzero(requests)) - 1, 1))
 
 
 def accept(objective: Objective, result: LoadResult, *, skip: int = 0) -> Acceptance:

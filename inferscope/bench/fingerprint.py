@@ -10,13 +10,14 @@ import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from inferscope.host.process import cpu_quota
 
-__all__ = ["digest", "fingerprint"]
+__all__ = ["digest", "file_sha256", "fingerprint", "settings_hashes", "source"]
 
 _DISTRIBUTIONS: Final = ("inferscope-sdk", "torch", "numpy", "tritonclient", "onnxruntime", "starlette", "uvicorn", "opentelemetry-sdk")
 _RELEVANT: Final = (
@@ -76,6 +77,43 @@ def fingerprint() -> dict[str, Any]:
     }
     found["sha256"] = digest(found)
     return found
+
+
+def settings_hashes() -> dict[str, str]:
+    """The beginning of a hash of each relevant environment variable's value, so that a changed setting is seen and not shown.
+
+    Left out: names that tell of a secret, and where evidence and telemetry go, which changes no measurement.
+    """
+    secret = ("KEY", "TOKEN", "SECRET", "PASSWORD", "HEADERS", "CREDENTIAL")
+    beside = ("INFERSCOPE_STATE_DIR", "OTEL_")
+    names = (name for name in sorted(os.environ) if name.startswith(_RELEVANT) and not name.startswith(beside))
+    return {name: hashlib.sha256(os.environ[name].encode()).hexdigest()[:12] for name in names if not any(part in name for part in secret)}
+
+
+def file_sha256(path: Path) -> str | None:
+    """Hash of a file's content; None when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            total = hashlib.sha256()
+            while chunk := file.read(1 << 20):
+                total.update(chunk)
+    except OSError:
+        return None
+    return total.hexdigest()
+
+
+def source(directory: Path) -> dict[str, Any]:
+    """Git commit of a working tree and whether it has uncommitted changes; None for both outside of one."""
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *words], cwd=directory, capture_output=True, text=True, timeout=10, check=False)  # noqa: S607
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    changes = git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
 
 
 def digest(found: dict[str, Any]) -> str:

@@ -20,13 +20,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from inferscope.bench.closed_loop import ClosedLoopDriver
 from inferscope.bench.open_loop import OpenLoopDriver, drive
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["LoadPlan", "LoadResult", "arrivals", "generate", "main", "measure"]
 
 SCHEMA: Final = 1
+MOST_REQUESTS: Final = 1_000_000
+"""Of a closed loop without a limit of its own."""
 MOST_CONNECTIONS: Final = 900
 """The driver's event loop uses select(), which takes 1024 file descriptors."""
 PERCENTILES: Final = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p999", 0.999))
@@ -49,22 +52,27 @@ class LoadPlan:
     """What to send, how often, for how long.
 
     Args:
-        url: `http://host:port/path`.
+        url: `http://host:port/path`, or https.
         rate: mean arrivals a second.
         seconds: length of the schedule.
         seed: of the arrival times and of the order of the bodies.
-        process: `poisson` (independent users) or `constant` (evenly spaced).
+        process: `poisson` (independent users), `constant` (evenly spaced), or `trace:FILE` (seconds from the start, one a line).
         connections: how many may be open at once, at most 900; later arrivals wait, and that wait is part of their latency.
+            In a closed loop, the number of clients.
         drain_s: how long to wait for answers after the last arrival.
+        mode: `open` keeps to the schedule; `closed` has each client wait for its answer, and ignores rate and process.
+        requests: how many to send at most; 0 is no limit but the time.
     """
 
     url: str
     rate: float
     seconds: float
     seed: int = 0
-    process: Literal["poisson", "constant"] = "poisson"
+    process: str = "poisson"
     connections: int = 256
     drain_s: float = 10.0
+    mode: Literal["open", "closed"] = "open"
+    requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +145,7 @@ class LoadResult:
         plan = self.plan
         return {
             "schema": SCHEMA,
-            "plan": {
-                "url": plan.url,
-                "rate": plan.rate,
-                "seconds": plan.seconds,
-                "seed": plan.seed,
-                "process": plan.process,
-                "connections": plan.connections,
-                "drain_s": plan.drain_s,
-            },
+            "plan": asdict(plan),
             "summary": self.summary(),
             "results": {name: getattr(self, name).tolist() for name in _ARRAYS},
         }
@@ -191,15 +191,31 @@ def arrivals(rate: float, seconds: float, seed: int, process: str = "poisson") -
     """
     if not (rate > 0 and seconds > 0):
         raise ValueError(f"rate and seconds must be above 0, not {rate} and {seconds}")
+    if process.startswith("trace:"):
+        times = _trace(Path(process.removeprefix("trace:")))
+        return times[times < seconds * 1e9]
     if process == "constant":
         return (np.arange(int(rate * seconds)) * (1e9 / rate)).astype(np.int64)
     if process != "poisson":
-        raise ValueError(f"arrivals are poisson or constant, not {process!r}")
+        raise ValueError(f"arrivals are poisson or constant or trace:FILE, not {process!r}")
     generator = np.random.default_rng(seed)
     # Enough gaps to pass the end with near certainty: mean + 8 standard deviations of the count.
     draws = int(rate * seconds + 8 * (rate * seconds) ** 0.5) + 16
     times = np.cumsum(generator.exponential(1e9 / rate, draws))
     return times[times < seconds * 1e9].astype(np.int64)
+
+
+def _trace(path: Path) -> IntArray:
+    """Recorded arrival times, in ns from the first line's zero."""
+    try:
+        seconds = np.array([float(line) for line in path.read_text(encoding="utf-8").split()], dtype=np.float64)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"arrivals {path}: {error.strerror if isinstance(error, OSError) else 'not one number of seconds a line'}"
+        ) from error
+    if not seconds.size or not np.isfinite(seconds).all() or seconds[0] < 0 or (np.diff(seconds) < 0).any():
+        raise ValueError(f"arrivals {path}: need ascending seconds from 0, one a line")
+    return (seconds * 1e9).astype(np.int64)
 
 
 def _payload(url: str, body: bytes | None) -> bytes:
@@ -211,6 +227,32 @@ def _payload(url: str, body: bytes | None) -> bytes:
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
+def _drawn(plan: LoadPlan, distinct: list[bytes], count: int) -> list[bytes]:
+    return [distinct[int(index)] for index in np.random.default_rng((plan.seed, 1)).integers(0, len(distinct), count)]
+
+
+def _place(plan: LoadPlan) -> tuple[str, int, bool]:
+    """Host, port and whether it speaks TLS."""
+    url = urlsplit(plan.url)
+    tls = url.scheme == "https"
+    return url.hostname or "127.0.0.1", url.port or (443 if tls else 80), tls
+
+
+def _open(plan: LoadPlan, distinct: list[bytes]) -> OpenLoopDriver:
+    offsets = arrivals(plan.rate, plan.seconds, plan.seed, plan.process)[: plan.requests or None]
+    host, port, tls = _place(plan)
+    payloads = _drawn(plan, distinct, len(offsets))
+    most = min(plan.connections, MOST_CONNECTIONS)
+    return OpenLoopDriver(host, port, payloads, offsets.tolist(), connections=most, drain_s=plan.drain_s, tls=tls)
+
+
+def _closed(plan: LoadPlan, distinct: list[bytes]) -> OpenLoopDriver:
+    host, port, tls = _place(plan)
+    payloads = _drawn(plan, distinct, plan.requests or MOST_REQUESTS)
+    clients = min(plan.connections, MOST_CONNECTIONS)
+    return ClosedLoopDriver(host, port, payloads, seconds=plan.seconds, connections=clients, drain_s=plan.drain_s, tls=tls)
+
+
 def generate(plan: LoadPlan, bodies: Sequence[bytes] = ()) -> LoadResult:
     """Runs the plan from this process, in a new event loop; better call `measure`.
 
@@ -219,22 +261,12 @@ def generate(plan: LoadPlan, bodies: Sequence[bytes] = ()) -> LoadResult:
         bodies: JSON bodies, drawn in seeded random order; none means GET.
 
     Raises:
-        ValueError: a URL that is not http, or a plan that makes no arrivals.
+        ValueError: a URL that is not http or https, or a plan that makes no arrivals.
     """
-    if urlsplit(plan.url).scheme != "http":
-        raise ValueError(f"load goes to http:// addresses, not {plan.url!r}")
-    offsets = arrivals(plan.rate, plan.seconds, plan.seed, plan.process)
+    if urlsplit(plan.url).scheme not in {"http", "https"}:
+        raise ValueError(f"load goes to http:// or https:// addresses, not {plan.url!r}")
     distinct = [_payload(plan.url, body) for body in bodies] or [_payload(plan.url, None)]
-    choice = np.random.default_rng((plan.seed, 1)).integers(0, len(distinct), len(offsets))
-    url = urlsplit(plan.url)
-    driver = OpenLoopDriver(
-        url.hostname or "127.0.0.1",
-        url.port or 80,
-        [distinct[int(index)] for index in choice],
-        offsets.tolist(),
-        connections=min(plan.connections, MOST_CONNECTIONS),
-        drain_s=plan.drain_s,
-    )
+    driver = _open(plan, distinct) if plan.mode == "open" else _closed(plan, distinct)
     drive(driver)
     return LoadResult(plan, **{name: np.asarray(getattr(driver, name), dtype=np.int64) for name in _ARRAYS})
 
@@ -249,9 +281,11 @@ def measure(plan: LoadPlan, bodies: Sequence[bytes] = ()) -> LoadResult:
         result, lines = Path(folder, "load.json"), Path(folder, "bodies.jsonl")
         lines.write_bytes(b"\n".join(bodies))
         command = [sys.executable, "-m", "inferscope.bench.load", "--url", plan.url, "--json", str(result), "--bodies", str(lines)]
-        for name in ("rate", "seconds", "seed", "process", "connections", "drain_s"):
+        for name in ("rate", "seconds", "seed", "process", "connections", "drain_s", "mode", "requests"):
             command += [f"--{name.removesuffix('_s')}", str(getattr(plan, name))]
-        subprocess.run(command, check=True, capture_output=True)
+        done = subprocess.run(command, check=False, capture_output=True)
+        if not result.exists():  # with a result, status 1 means that nothing was answered, which the result says better
+            raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
         return LoadResult.from_json(json.loads(result.read_text("utf-8")))
 
 
@@ -261,7 +295,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, required=True, help="mean arrivals a second")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--process", choices=("poisson", "constant"), default="poisson", help="arrival process (poisson)")
+    parser.add_argument("--process", default="poisson", help="arrivals: poisson, constant or trace:FILE (poisson)")
+    parser.add_argument("--mode", choices=("open", "closed"), default="open", help="closed: each connection waits for its answer (open)")
+    parser.add_argument("--requests", type=int, default=0, help="at most so many (0: as many as the time allows)")
     parser.add_argument("--connections", type=int, default=256, help="most open at once (256, at most 900)")
     parser.add_argument("--drain", type=float, default=10.0, help="seconds to wait for the last answers (10)")
     parser.add_argument("--bodies", type=Path, help="file with one JSON body a line; without it, GET")
@@ -273,7 +309,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 0, or 1 when nothing was answered, 64 for a bad argument."""
     options = _arguments(argv)
     bodies = [line for line in options.bodies.read_bytes().splitlines() if line.strip()] if options.bodies else []
-    plan = LoadPlan(options.url, options.rate, options.seconds, options.seed, options.process, options.connections, options.drain)
+    plan = LoadPlan(
+        options.url,
+        options.rate,
+        options.seconds,
+        options.seed,
+        options.process,
+        options.connections,
+        options.drain,
+        options.mode,
+        options.requests,
+    )
     gc.freeze()
     gc.disable()  # a collection in here would read as a slow server
     try:

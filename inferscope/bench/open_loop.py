@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import ssl
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, cast
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OpenLoopDriver", "ReplyParser", "drive"]
+__all__ = ["Connection", "OpenLoopDriver", "ReplyParser", "drive"]
 
 _OPENED_BEFOREHAND: Final = 16
 _LEAD_NS: Final = 50_000_000
@@ -99,7 +100,7 @@ class ReplyParser:
                 return True
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One keep-alive connection with at most one request under way."""
 
     def __init__(self, driver: OpenLoopDriver) -> None:
@@ -162,20 +163,30 @@ class OpenLoopDriver:
         offsets_ns: when each is due, from the start, ascending.
         connections: how many may be open at once.
         drain_s: how long to wait for answers after the last arrival.
+        tls: speak HTTPS; certificates are checked.
 
     After `run`, `intended_ns`, `launched_ns`, `sent_ns`, `done_ns` and `status` hold one number for each arrival; 0 = never happened.
     """
 
     def __init__(
-        self, host: str, port: int, payloads: Sequence[bytes], offsets_ns: Sequence[int], *, connections: int, drain_s: float
+        self,
+        host: str,
+        port: int,
+        payloads: Sequence[bytes],
+        offsets_ns: Sequence[int],
+        *,
+        connections: int,
+        drain_s: float,
+        tls: bool = False,
     ) -> None:
         self._host, self._port, self._payloads, self._offsets = host, port, payloads, offsets_ns
         self._limit, self._drain_s = connections, drain_s
-        self._idle: list[_Connection] = []
-        self.connections: set[_Connection] = set()
+        self._idle: list[Connection] = []
+        self.connections: set[Connection] = set()
         """What is open now."""
         self._waiting: deque[int] = deque()
-        self._next = 0
+        self._next: int = 0
+        self._tls = ssl.create_default_context() if tls else None
         self._unsettled = len(offsets_ns)
         self._opening: set[asyncio.Task[None]] = set()
         self.intended_ns = [0] * len(offsets_ns)
@@ -232,15 +243,19 @@ class OpenLoopDriver:
 
     async def _connect(self) -> None:
         try:
-            transport, connection = await self._loop.create_connection(lambda: _Connection(self), self._host, self._port)
+            transport, connection = await self._loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls)
         except OSError:
-            if self._waiting:
-                self.answered(self._waiting.popleft(), 0, 0)
+            self.connect_failed()
             return
         if not transport.is_closing():
             self.idle_again(connection)
 
-    def idle_again(self, connection: _Connection) -> None:
+    def connect_failed(self) -> None:
+        """Nobody listens: the longest waiting request failed."""
+        if self._waiting:
+            self.answered(self._waiting.popleft(), 0, 0)
+
+    def idle_again(self, connection: Connection) -> None:
         """Gives a free connection to the longest waiting request."""
         if self._waiting:
             index = self._waiting.popleft()
@@ -257,7 +272,7 @@ class OpenLoopDriver:
         if self._unsettled == 0:
             self._settled.set()
 
-    def lost(self, connection: _Connection, index: int | None, status: int, now: int) -> None:
+    def lost(self, connection: Connection, index: int | None, status: int, now: int) -> None:
         """Forgets a closed connection; its request, if any, failed."""
         self.connections.discard(connection)
         if not self.connections:

@@ -23,6 +23,7 @@ VERBS: Final = {
     "incidents": "list the incidents of all services and workers",
     "explain": "say why: diagnose an incident's evidence, or summarise a torch.profiler trace",
     "report": "render an incident's stored diagnosis",
+    "bench": "put load on a function or an address and say what it measures, how surely",
     "doctor": "check what inferscope can measure here, and say why not",
     "verify": "recompute the hashes of an incident's evidence chain",
 }
