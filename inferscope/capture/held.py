@@ -78,6 +78,8 @@ class Open:
     complete: bool = False
     """Whether those parts are there."""
     closing: bool = False
+    ended: bool = False
+    """Whether the owner's last manifest is on its way."""
     keep: int = 0
     """Profiles that a manual capture asked for; 0 for a breach."""
     asked_by: Mapping[str, Any] | None = None

@@ -49,8 +49,7 @@ BEFORE_S: Final = 60.0
 """The horizon begins this long before the onset, so that it holds ordinary requests."""
 LONGEST_S: Final = 900.0
 CHILD_S: Final = 600.0
-"""A diagnosis that takes longer is ended, and `inferscope explain` can do it later. It runs only while the machine is idle, so a busy one
-gives it a second of time in minutes."""
+"""A diagnosis that takes longer is ended. It runs while the machine is idle: a busy one gives it a second of time in minutes."""
 _DRAIN_S: Final = 3.0
 _LAST_DRAIN_S: Final = 0.1
 
@@ -71,20 +70,16 @@ class IncidentKeeper:
         self._child: tuple[DiagnosisChild, Open] | None = None
         self._working = threading.Lock()
         self._stopping = False
-        self._heard = 0
-        self.opened = 0
-        self.diagnosed = 0
+        self.opened = self.diagnosed = 0
         self.last: Path | None = None
         """The newest incident's directory."""
         first = sources.pod.announcement()
-        if first is not None:
-            self._heard = first.sequence
+        self._heard = first.sequence if first is not None else 0
 
     @property
     def current(self) -> Path | None:
         """Directory of the open incident."""
-        held = self._open
-        return held.directory if held is not None else None
+        return self._open.directory if self._open is not None else None
 
     @property
     def busy(self) -> bool:
@@ -173,8 +168,8 @@ class IncidentKeeper:
         if held.breach.id in closed:
             held.closing = True
         manual_over = held.breach.trigger == "manual" and held.asked
-        if held.owned and (held.closing or manual_over) and held.asked and not self.busy:
-            self._open = None
+        if held.owned and (held.closing or manual_over) and held.asked and not held.ended and not self.busy:
+            held.ended = True
             self._jobs.put(lambda: self._close(held))
 
     def _end_collection(self, held: Open, now_ns: int) -> None:
@@ -392,9 +387,10 @@ class IncidentKeeper:
                 self._sources.on_incident(held.directory)
 
     def _close(self, held: Open) -> None:
+        self._heard = self._sources.pod.announce(open_=False, onset_ns=0, until_ns=0, directory="")
+        self._open = None
         if held.bundle is None:
             return
-        self._heard = self._sources.pod.announce(open_=False, onset_ns=0, until_ns=0, directory="")
         held.bundle.add_rest()
         digest = held.bundle.publish("closed")
         self._sources.emit("closed", held.breach, held.directory, digest)

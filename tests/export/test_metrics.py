@@ -13,6 +13,7 @@ from inferscope.export import Event, Objective, Total, request_totals
 from inferscope.export.otlp import decode, jsonlines, protobuf
 from inferscope.export.otlp.metrics import DeltaTracker, SeriesBuilder, encode
 from inferscope.export.otlp.series import CUMULATIVE, DELTA, Slices
+from inferscope.pace import PAUSE_S
 from inferscope.types import ClassKey
 
 
@@ -147,7 +148,7 @@ def test_slices_yield_by_length_and_by_time(monkeypatch):
     slices = Slices(4, 10**12, pauses.append)
     for _ in range(9):
         slices.step()
-    assert pauses == [0, 0]
+    assert pauses == [PAUSE_S, PAUSE_S]
     timed = Slices(1000, 0, pauses.append)
     timed.step()
     assert len(pauses) == 3

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from inferscope.pace import PAUSE_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -69,6 +71,6 @@ class Slices:
 
     def rest(self) -> None:
         """Yield now, between two stages of work."""
-        self._pause(0)
+        self._pause(PAUSE_S)
         self._steps = 0
         self._since = time.perf_counter_ns()
