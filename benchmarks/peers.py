@@ -50,6 +50,8 @@ def enter(folder: Path) -> None:
     python, stamp = folder / "bin" / "python", folder / "requirements.sha256"
     wanted = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()
     if not stamp.exists() or stamp.read_text(encoding="ascii") != wanted:
+        if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").exists():
+            raise SystemExit(f"{folder} is not empty and no environment: it is not overwritten")
         print(f"installing the peers into {folder}", file=sys.stderr)
         venv.create(folder, with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
