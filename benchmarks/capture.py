@@ -57,7 +57,7 @@ class Child:
         self.hooks = {name: getattr(self.capture, name) for name in HOOKS}
         self.target = Target("bench", Path(directory), "score", 1 << 62)
         self.wanted = True
-        self.capture.recording.spending.draw = lambda _: self.wanted
+        self.capture.recording.spending.draw = lambda _now, **_: self.wanted
         self.capture.recording.spending.spend = lambda *_: None
 
     def arm(self) -> None:

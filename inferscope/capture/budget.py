@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["CaptureBudget", "Spending"]
 
 _HOUR_NS: Final = 3600 * NS_PER_S
+_LIKELY_NS: Final = 2 * NS_PER_S
 _RANGES: Final[dict[str, tuple[float, float, bool, str]]] = {
     "max_share": (0.001, 1.0, False, "a fraction of requests from 0.001 to 1, such as 0.2"),
     "attempts_per_s": (0.01, 100.0, False, "attempts a second from 0.01 to 100"),
@@ -92,9 +93,11 @@ class Spending:
         self._uniform = uniform
         self._block = max(1, -int(-1.0 // budget.max_share))
         self._due = 0
+        self._likely_until_ns: int | None = None
         self._attempt_gap_ns = int(NS_PER_S / budget.attempts_per_s)
         self._attempt_from_ns: int | None = None
         self._stall_from_ns: int | None = None
+        self._pause_ns = 0
         self._opened: deque[int] = deque()
         self._next_block()
 
@@ -102,18 +105,27 @@ class Spending:
         # One place at random in each block of 1/share requests: the share is exact and no period of the traffic is followed.
         self._due = self.seen - self.seen % self._block + int(self._uniform() * self._block)
 
-    def draw(self, now_ns: int) -> bool:
-        """Count one request and say whether a capture may be tried on it."""
+    def draw(self, now_ns: int, *, likely: bool = False) -> bool:
+        """Count one request and say whether a capture may be tried on it.
+
+        Args:
+            now_ns: Now, monotonic.
+            likely: The request starts while another one is late, so that it will probably be late too. It then need not be the one that was
+                drawn at random, within the same limits; and for as long as such requests come, random draws leave them two thirds of what there is.
+        """
         position = self.seen
         self.seen += 1
         due = position == self._due
         if self.seen % self._block == 0:
             self._next_block()
-        if not due:
+        if likely:
+            self._likely_until_ns = now_ns + _LIKELY_NS
+            due = due or self.attempts < self.budget.max_share * self.seen
+        sparing = not likely and self._likely_until_ns is not None and now_ns < self._likely_until_ns
+        paced_ns = now_ns - 2 * self._attempt_gap_ns if sparing else now_ns
+        if not due or (self._attempt_from_ns is not None and paced_ns < self._attempt_from_ns):
             return False
-        if self._attempt_from_ns is not None and now_ns < self._attempt_from_ns:
-            return False
-        if not self.solvent(now_ns):
+        if not self.solvent(now_ns - 2 * self._pause_ns if sparing else now_ns):
             return False
         self._attempt_from_ns = now_ns + self._attempt_gap_ns
         self.attempts += 1
@@ -127,6 +139,7 @@ class Spending:
         """Account for a stall, as measured; no draw succeeds until it is paid back at `stall_ms_per_s`."""
         self.stall_ns += stall_ns
         pause_ns = int(stall_ns * NS_PER_S / (self.budget.stall_ms_per_s * NS_PER_MS))
+        self._pause_ns = pause_ns
         earliest = now_ns if self._stall_from_ns is None else max(now_ns, self._stall_from_ns)
         self._stall_from_ns = earliest + pause_ns
 

@@ -88,6 +88,7 @@ class Open:
     def adopt(self) -> None:
         """Continue the chain of manifests of an owner that is gone."""
         self.bundle = Bundle.open(self.directory)
+        self.asked = self.asked or any(self.directory.glob("diagnosis-*.json"))
 
     def seal(self) -> None:
         """List what lies there and publish it."""

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +37,10 @@ DRAWN_LIMIT: Final = 64
 """Drawn requests that may be open at once."""
 REGIONS_LIMIT: Final = 8
 """Regions of one request among which the recorded one is chosen."""
+RECENT_LIMIT: Final = 16
+"""Latest starts that are looked at for one that is late."""
+_LATE: Final = 0.6
+"""Part of the objective after which a request that is still open counts as late."""
 UNSAVED_LIMIT: Final = 4
 """Kept profiles in memory above which no request is drawn."""
 # CO_GENERATOR, CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR: spelled here because `inspect` takes 10 ms to import.
@@ -127,6 +132,7 @@ class RequestScopedCapture:
         self._clock = clock
         self._armed: _Armed | None = None
         self._drawn: dict[int, _Drawn] = {}
+        self._recent: deque[tuple[Any, int]] = deque(maxlen=RECENT_LIMIT)
         self._regions = 1
         # Read when Kineto is first used: silences two lines on stderr for each capture. Set now, while few threads read the environment.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -186,6 +192,7 @@ class RequestScopedCapture:
     def disarm(self) -> None:
         """Draw no more; a session under way ends at the next hook on its thread and is dropped, kept profiles are still saved."""
         self._armed = None
+        self._recent.clear()
         self.recording.end()
 
     def disable(self, reason: str) -> None:
@@ -197,6 +204,7 @@ class RequestScopedCapture:
         """In a forked child: captures are off, what the parent recorded is the parent's."""
         self._armed = None
         self._drawn = {}
+        self._recent.clear()
         self.shelf.clear()
         self.recording.after_fork()
 
@@ -215,13 +223,23 @@ class RequestScopedCapture:
             return False
         try:
             now = self._clock()
-            if now >= armed.until_ns or not recording.spending.draw(now):
+            if now >= armed.until_ns or not recording.spending.draw(now, likely=self._somebody_is_late(request, armed, now)):
                 return False
         finally:
             recording.mutex.release()
         # An asynchronous request has several regions, one after the other; each gets its turn.
         self._drawn[request.id] = _Drawn(armed, now, int(random.random() * self._regions))  # noqa: S311  (no secret)
         return True
+
+    def _somebody_is_late(self, request: Any, armed: _Armed, now: int) -> bool:
+        """Whether a request that started a little earlier is on its way to being slow: what holds it will probably hold this one.
+
+        Only one in a hundred requests may be slow, but they come together: behind one lock, one copy, one pause.
+        """
+        late_ns = int(_LATE * armed.target.threshold_ns)
+        late = any(other.open and other.id == number and now - other.start_ns > late_ns for other, number in self._recent)
+        self._recent.append((request, request.id))
+        return late
 
     def _forget(self) -> None:
         """Drop requests that were discarded by the application, which end without a word."""

@@ -47,7 +47,7 @@ def build(directory: Path, budget: CaptureBudget = LAVISH, threshold_ns: int = 0
 
 def unlimited(capture: RequestScopedCapture) -> None:
     """Take the pacing out, so that hundreds of captures fit into seconds."""
-    capture.recording.spending.draw = lambda _now: True
+    capture.recording.spending.draw = lambda _now, **_: True
     capture.recording.spending.spend = lambda _stall, _now: None
 
 

@@ -101,3 +101,29 @@ def test_incidents_an_hour():
     assert [spending.open_incident(minute * 60 * SECOND) for minute in (0, 1, 2, 59)] == [True, True, False, False]
     assert spending.open_incident(60 * 60 * SECOND)
     assert not spending.open_incident(60 * 60 * SECOND + 1)
+
+
+def test_likely_requests_come_out_of_turn_within_share_and_pace():
+    spending = Spending(CaptureBudget(max_share=0.1, attempts_per_s=10), uniform=lambda: 0.99)
+    drawn = [n for n in range(1000) if spending.draw(n * SECOND // 50, likely=n % 50 in {10, 11, 12})]
+    assert 20 <= len(drawn) <= 100
+    assert any(n % 50 == 10 for n in drawn)
+    assert all(later - earlier >= 5 for earlier, later in itertools.pairwise(drawn))
+
+
+def test_random_draws_leave_room_for_likely_ones_while_those_come():
+    def attempts(likely):
+        spending = Spending(CaptureBudget(max_share=0.2, stall_ms_per_s=5))
+        by_kind = {True: 0, False: 0}
+        for n in range(6000):
+            now = n * SECOND // 100
+            kind = likely and n % 75 == 0
+            if spending.draw(now, likely=kind):
+                by_kind[kind] += 1
+                spending.spend(MS, now)
+        return by_kind
+
+    alone, together = attempts(False), attempts(True)
+    assert together[True] > 30  # of 80 late episodes in a minute
+    assert together[False] > alone[False] / 5
+    assert sum(together.values()) <= 5 * 60 + 1

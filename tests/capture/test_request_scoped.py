@@ -27,7 +27,7 @@ class Request:
     """What the hooks see of a request."""
 
     def __init__(self, number: int, name: str = "score") -> None:
-        self.id, self.name, self.start_ns, self.profiled = number, name, time.perf_counter_ns(), False
+        self.id, self.name, self.start_ns, self.profiled, self.open = number, name, time.perf_counter_ns(), False, True
 
 
 class Bench:
@@ -41,7 +41,7 @@ class Bench:
         self.directory = directory
         self.number = 0
         if budget is FREE:
-            self.capture.recording.spending.draw = lambda _: True
+            self.capture.recording.spending.draw = lambda _now, **_: True
         self.target = Target("x", directory, **{"request": "score", "threshold_ns": 20 * MS, **target})
         self.refused = self.capture.arm(self.target)
 
@@ -466,7 +466,7 @@ def test_disarmed_while_recording_the_profile_is_dropped_and_the_gate_removed_af
 def test_requests_that_end_without_a_word_are_forgotten(tmp_path):
     now = [1]
     one = RequestScopedCapture(CaptureBudget(max_share=1.0, free_memory_mb=0, armed_s=3600), clock=lambda: now[0])
-    one.recording.spending.draw = lambda _: True
+    one.recording.spending.draw = lambda _now, **_: True
     assert one.arm(Target("x", tmp_path, "score", MS)) is None
     drawn = [one.on_start(Request(n)) for n in range(DRAWN_LIMIT + 1)]
     assert drawn == [True] * DRAWN_LIMIT + [False]
@@ -649,3 +649,17 @@ def test_what_lies_on_disk_is_not_overwritten(bench):
     assert b.save() == []
     assert (b.directory / "captures" / "s0-r1.trace.json").read_text() == "published"
     assert b.counts.save_failed == 1
+
+
+def test_a_request_that_starts_behind_a_late_one_is_drawn_out_of_turn(tmp_path):
+    asked = []
+    b = Bench(tmp_path)
+    b.capture.recording.spending.draw = lambda _now, *, likely: asked.append(likely) or False
+    first = Request(1)
+    b.capture.on_start(first)
+    b.capture.on_start(Request(2))
+    first.start_ns -= b.capture._armed.target.threshold_ns
+    b.capture.on_start(Request(3))
+    first.open = False
+    b.capture.on_start(Request(4))
+    assert asked == [False, False, True, False]
