@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,6 +272,10 @@ def reply(
     return {"schema": SCHEMA, "id": id, "op": op, "state": state, "why": why, "result": result, "repeat": repeat}
 
 
+def _is_mapping(value: Any) -> TypeGuard[Mapping[Any, Any]]:
+    return isinstance(value, Mapping)
+
+
 def plain(value: Any, depth: int = 0) -> Any:
     """JSON types of any value that the rest of the process hands over; what JSON cannot say (NaN, say) becomes null."""
     if value is None or isinstance(value, (bool, int, str)):
@@ -282,9 +286,8 @@ def plain(value: Any, depth: int = 0) -> Any:
         return "…"
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value), depth)
-    if isinstance(value, Mapping):
-        mapping: Mapping[Any, Any] = value
-        return {str(key): plain(item, depth + 1) for key, item in mapping.items()}
+    if _is_mapping(value):
+        return {str(key): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item, depth + 1) for item in cast("list[Any]", value)]
     return str(value)

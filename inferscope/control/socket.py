@@ -275,6 +275,13 @@ class Call:
             raise InferscopeError(f"{self.path}: the answer cannot be read")
         return cast("dict[str, Any]", answer)
 
+    @property
+    def pid(self) -> int | None:
+        """The process that answers, in this pid namespace; None when it cannot be seen."""
+        if not hasattr(socket, "SO_PEERCRED"):
+            return None
+        return int(_UCRED.unpack(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]) or None
+
     def close(self) -> None:
         """End the connection."""
         self._socket.close()

@@ -1,0 +1,226 @@
+"""`inferscope inspect`: what lies in an incident, file by file and hash by hash, before anybody interprets it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from inferscope.capture.bundle import verify
+from inferscope.capture.chain import hash_file, manifest_numbers
+from inferscope.cli.capture import whole
+from inferscope.cli.output import emit, find_incident, state_argument
+from inferscope.diagnose.evidence import read_documents, read_json
+from inferscope.diagnose.merging import merge
+from inferscope.errors import EvidenceError
+from inferscope.report.words import milliseconds, number
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from inferscope.diagnose.evidence import Horizon, SlowRequest
+
+HELP = (
+    "Show what lies in an incident (its id, the beginning of it, or a directory; default the newest). Exit status 1 when it is not intact."
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this verb."""
+    state_argument(parser)
+    parser.add_argument("incident", nargs="?", metavar="ID|DIR", help="an incident")
+    parser.add_argument(
+        "--slowest", type=whole(0, 32), default=3, metavar="N", help="of how many slow requests to show the spans (default 3)"
+    )
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _rows(value: Any) -> list[dict[str, Any]]:
+    return [_table(item) for item in cast("list[object]", value)] if isinstance(value, list) else []
+
+
+def _manifests(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for n in manifest_numbers(path):
+        manifest = path / f"manifest-{n}.json"
+        row: dict[str, Any] = {"n": n, "state": None, "written_unix_ns": None, "previous_sha256": None, "sha256": None, "artefacts": []}
+        try:
+            row["sha256"] = hash_file(manifest)[1]
+            held = read_json(manifest)
+        except (OSError, EvidenceError):
+            found.append({**row, "state": "damaged"})
+            continue
+        found.append(
+            {**row, **{key: held.get(key) for key in row if key in held and key not in {"n", "sha256"}}, "objective": held.get("objective")}
+        )
+    return found
+
+
+def _artefacts(path: Path, manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last manifest's list, each with the manifest that first had it."""
+    first: dict[str, int] = {}
+    for manifest in manifests:
+        for row in _rows(manifest["artefacts"]):
+            first.setdefault(str(row.get("path")), manifest["n"])
+    found: list[dict[str, Any]] = []
+    for row in _rows(manifests[-1]["artefacts"]) if manifests else []:
+        name = str(row.get("path"))
+        try:
+            intact = hash_file(path / name)[1] == row.get("sha256")
+        except (OSError, ValueError):
+            intact = False
+        found.append(
+            {"path": name, "bytes": row.get("bytes"), "sha256": row.get("sha256"), "since_manifest": first[name], "intact": intact}
+        )
+    return found
+
+
+def _captures(path: Path) -> list[dict[str, Any]]:
+    keys = (
+        "id",
+        "tier",
+        "slow",
+        "request",
+        "request_id",
+        "wall_ns",
+        "events",
+        "stall_ms",
+        "threads",
+        "region",
+        "trace",
+        "torch",
+        "truncated",
+    )
+    found: list[dict[str, Any]] = []
+    for side in sorted((path / "captures").glob("*.json")):
+        if side.name.endswith(".trace.json"):
+            continue
+        try:
+            held = read_json(side)
+        except EvidenceError as error:
+            found.append({"id": side.stem, "problem": str(error)})
+            continue
+        found.append({key: held.get(key) for key in keys})
+    return found
+
+
+def _slow(horizon: Horizon, slow: SlowRequest) -> dict[str, Any]:
+    labels = horizon.labels
+    spans = [
+        {
+            "column": labels[span.column] if span.column < len(labels) else "other",
+            "parent": span.parent,
+            "start_ms": (span.start_ns - slow.start_unix_ns) / 1e6,
+            "duration_ms": (span.end_ns - span.start_ns) / 1e6,
+            "thread": span.thread_id,
+        }
+        for span in slow.spans
+    ]
+    return {"id": slow.id, "slot": slow.slot, "start_unix_ns": slow.start_unix_ns, "wall_ms": slow.wall_ns / 1e6, "spans": spans}
+
+
+def _slowest(path: Path, request: str, wanted: int) -> tuple[list[dict[str, Any]], str | None]:
+    try:
+        documents = read_documents(path)
+        if not documents:
+            return [], "no evidence was written yet"
+        horizon = merge(documents, request)
+        return [_slow(horizon, slow) for slow in horizon.slowest[:wanted]], None
+    except EvidenceError as error:
+        return [], str(error)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        return [], f"the evidence is damaged ({type(error).__name__})"
+
+
+def inspect(path: Path, slowest: int) -> dict[str, Any]:
+    """Everything that lies in an incident, as JSON types.
+
+    Args:
+        path: The incident.
+        slowest: Of how many slow requests to give the spans.
+    """
+    manifests = _manifests(path)
+    try:
+        breach: dict[str, Any] | None = read_json(path / "breach.json")
+    except EvidenceError:
+        breach = None
+    slow, missing = _slowest(path, str((breach or {}).get("request")), slowest)
+    return {
+        "incident": path.name,
+        "path": str(path),
+        "state": manifests[-1]["state"] if manifests else None,
+        "root_sha256": manifests[-1]["sha256"] if manifests else None,
+        "problems": verify(path),
+        "breach": breach,
+        "manifests": [{key: value for key, value in row.items() if key != "artefacts"} for row in manifests],
+        "artefacts": _artefacts(path, manifests),
+        "captures": _captures(path),
+        "slowest": slow,
+        "slowest_missing": missing,
+    }
+
+
+def _when(unix_ns: Any) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ns / 1e9)) if isinstance(unix_ns, int) else "n/a"
+
+
+def _ms(value: Any, per: float = 1e6) -> str:
+    return milliseconds(value / per) if isinstance(value, (int, float)) else "n/a"
+
+
+def _capture_text(row: dict[str, Any]) -> str:
+    if "problem" in row:
+        return f"  {row['id']}: {row['problem']}"
+    stall = sum(value for value in _table(row["stall_ms"]).values() if isinstance(value, (int, float)))
+    kind = "slow" if row["slow"] else "healthy"
+    region = _table(row["region"]).get("name", "n/a")
+    return f"  {row['id']}: {kind} request {row['request_id']}, {_ms(row['wall_ns'])}, {row['events']} events of {region}, stall {number(stall)} ms"
+
+
+def _spans_text(slow: dict[str, Any]) -> list[str]:
+    lines = [f"  request {slow['id']} of slot {slow['slot']}, {_when(slow['start_unix_ns'])}, {milliseconds(slow['wall_ms'])}"]
+    depth: list[int] = []  # spans come in the order in which they began: a parent before its children
+    for span in slow["spans"]:
+        parent = int(span["parent"])
+        depth.append(depth[parent] + 1 if 0 <= parent < len(depth) else 0)
+        start, duration = f"{span['start_ms']:10.3f}", f"{span['duration_ms']:9.3f}"
+        lines.append(f"    {start} ms +{duration} ms  {'  ' * depth[-1]}{span['column']}  (thread {span['thread']})")
+    return lines
+
+
+def _text(value: dict[str, Any]) -> str:
+    lines = [f"{value['incident']}: {value['state'] or 'no manifest'}, {'intact' if not value['problems'] else 'NOT INTACT'}"]
+    lines += [f"  {problem}" for problem in value["problems"]]
+    lines += [f"root hash {value['root_sha256'] or 'n/a'}"]
+    breach = value["breach"]
+    if breach is None:
+        lines.append("breach: breach.json cannot be read")
+    else:
+        share = f"{breach.get('exceeding')} of {breach.get('requests')} requests above {breach.get('threshold_ms')} ms"
+        lines.append(
+            f"breach of {breach.get('slo')} on {breach.get('request')}: {share}, by {breach.get('trigger')}, {_when(breach.get('detected_unix_ns'))}"
+        )
+    asked = _table(_table(value["manifests"][-1].get("objective")).get("asked_by")) if value["manifests"] else {}
+    lines += [f"asked for: {', '.join(f'{key} {item}' for key, item in sorted(asked.items()))}"] if asked else []
+    lines += ["manifests"]
+    lines += [
+        f"  {row['n']}  {_when(row['written_unix_ns'])}  {row['state']}  {row['sha256'] or 'unreadable'}" for row in value["manifests"]
+    ]
+    lines += ["artefacts"]
+    for row in value["artefacts"]:
+        lines.append(f"  {row['bytes']:>10}  {row['sha256']}  {row['path']}{'' if row['intact'] else '  CHANGED'}")
+    lines += ["captures", *map(_capture_text, value["captures"])] if value["captures"] else ["captures: none"]
+    lines += [f"slowest requests: {value['slowest_missing']}"] if value["slowest_missing"] else ["slowest requests"]
+    lines += [line for slow in value["slowest"] for line in _spans_text(slow)]
+    return "\n".join(lines)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show it; 1 when it is not intact."""
+    value = inspect(find_incident(options), options.slowest)
+    emit(options, json.loads(json.dumps(value)), _text(value))
+    return 1 if value["problems"] else 0
