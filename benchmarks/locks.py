@@ -138,7 +138,10 @@ def main():
     rows = measure(quick=arguments.quick)
     for one in rows:
         verdict = "holds" if one["holds"] else "MISSED"
-        print(f"{one['name']:56} {one['value']:8.4f} [{one['low']:.3f}, {one['high']:.3f}] {one['unit']:6} {one['target']:8} {verdict}", f"wall {one['wall']}" if "wall" in one else "")
+        print(
+            f"{one['name']:56} {one['value']:8.4f} [{one['low']:.3f}, {one['high']:.3f}] {one['unit']:6} {one['target']:8} {verdict}",
+            f"wall {one['wall']}" if "wall" in one else "",
+        )
     if arguments.json:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform(), "load": os.getloadavg()[0]}
         arguments.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
