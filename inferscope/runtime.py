@@ -19,6 +19,7 @@ from inferscope import fork, guard
 from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
 from inferscope.pace import Pace
 from inferscope.rooms import Rooms
+from inferscope.slots import slots
 from inferscope.types import Snapshot
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Runtime:
         fork.on_parent("runtime", self._before_fork, self._after_fork)
         fork.at_process_end(self._at_exit)
         atexit.register(self._at_exit)
+        slots.on_stop = lambda: self.flush(_EXIT_S)
         self._start_threads("worker", "export", "capture")
 
     def _start_threads(self, *names: str) -> None:
@@ -121,6 +123,7 @@ class Runtime:
         """Stop within `timeout_s`, whatever state the rooms are in: each thread does its last work, the caller waits no longer than that."""
         deadline = time.monotonic() + 0.95 * timeout_s
         atexit.unregister(self._at_exit)
+        slots.on_stop = None
         self._stop.set()
         with guard.guard("shutdown"):
             self.rooms.quiet("shutdown")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from inferscope.guard import guard
 from inferscope.integration import Integration, recorder
+from inferscope.slots import slots
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping
@@ -50,6 +52,9 @@ class AsgiIntegration(Integration):
             async def __call__(  # noqa: N807  (stands in for the class's own method)
                 self: Any, scope: MutableMapping[str, Any], receive: Any, send: Any
             ) -> None:
+                if patch.active and scope["type"] == "lifespan":
+                    await _live(original, self, scope, receive, send)
+                    return
                 if not patch.active or scope["type"] != "http" or _MARK in scope or scope["path"] in EXCLUDED:
                     await original(self, scope, receive, send)
                     return
@@ -63,6 +68,18 @@ class AsgiIntegration(Integration):
             return __call__
 
         ledger.replace(Starlette, "__call__", make)
+
+
+async def _live(original: Callable[..., Awaitable[None]], app: Any, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    """A server that was told to end by a signal often raises that signal again once the application is down, and no exit handler runs."""
+
+    async def watched(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "lifespan.shutdown.complete" and slots.on_stop is not None:
+            with guard("lifespan"):
+                slots.on_stop()
+        await send(message)
+
+    await original(app, scope, receive, watched)
 
 
 async def _serve(

@@ -22,7 +22,7 @@ scope.configure(
     warmup_s=300,
     warmup_requests=60,
     tick_s=0.25,
-    export_interval_s=1.0,
+    export_interval_s=float(os.environ.get("SERVICE_EXPORT_S", "1")),
 )
 rules = scope.lock("rules", threading.Lock())
 counted = 0

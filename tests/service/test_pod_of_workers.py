@@ -68,7 +68,8 @@ def test_one_incident_with_parts_of_all_workers_and_recycled_ones_take_the_freed
     os.kill(leader, signal.SIGKILL)
     server.wait(lambda: leader not in server.workers(4))
     server.wait(lambda: sum(row["leads"] for row in server.workers(4).values()) == 1, 10)
-    assert all(not verify(each) for each in list_incidents(state_dir))
+    server.wait(lambda: all(not verify(each) for each in list_incidents(state_dir)))
+    assert len(list(path.glob("diagnosis-*.json"))) == 1
     assert "Traceback" not in server.said()
 
 

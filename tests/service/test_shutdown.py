@@ -164,3 +164,17 @@ sys.exit(6)
     )
     done = script(source, timeout=60)
     assert (done.returncode, done.stdout) == (6, "True\nTrue\n"), done.stderr
+
+
+def test_a_server_that_raises_its_signal_again_has_delivered_before(serve):
+    with OtlpReceiver() as receiver:
+        server = serve(
+            "uvicorn", "app:app", "--host", "127.0.0.1", "--port", "0",
+            OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url, INFERSCOPE_INTEGRATIONS="asgi", SERVICE_EXPORT_S="3600",
+        )  # fmt: skip
+        for _ in range(9):
+            server.get("/score")
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(10)
+        assert receiver.last("inferscope.requests", inferscope__request="score").value == 18  # at the edge and in the handler
+        assert "Traceback" not in server.said()
