@@ -60,7 +60,7 @@ class Column(NamedTuple):
     """One owner of time in a request's exclusive vector."""
 
     kind: str
-    """`stage`, `lock`, `copy`, `queue`, `gc`, `device`, `cpu`, `other` or `unattributed`."""
+    """`stage`, `lock`, `copy`, `queue`, `gc`, `device`, `cpu`, `io`, `other` or `unattributed`."""
     name: str
 
     @property

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from inferscope.diagnose.host import HostFacts
 from inferscope.errors import EvidenceError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = [
     "Horizon",
     "Sampled",
     "SlowRequest",
+    "Waited",
     "quantile_ns",
     "read_documents",
     "read_json",
@@ -85,6 +87,29 @@ class CopySite:
 
 
 @dataclass(frozen=True, slots=True)
+class Waited:
+    """All waits in one queue within the horizon, of slow and ordinary requests; ns. Percentiles are the largest of the slots'."""
+
+    name: str
+    count: int
+    sum_ns: int
+    p50_ns: float
+    p99_ns: float
+    max_ns: float
+
+    def add(self, series: Mapping[str, Any]) -> Waited:
+        """With another slot's series."""
+        return Waited(
+            self.name,
+            self.count + int(series["count"]),
+            self.sum_ns + int(series["sum_ns"]),
+            max(self.p50_ns, float(series["p50_ns"] or 0.0)),
+            max(self.p99_ns, float(series["p99_ns"] or 0.0)),
+            max(self.max_ns, float(series["max_ns"] or 0.0)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Horizon:
     """All that is known of one request name over the horizon, merged over slots and classes."""
 
@@ -120,6 +145,10 @@ class Horizon:
     slots: int
     classes: int
     """Request classes (model, class) that were merged."""
+    host: HostFacts = field(default_factory=HostFacts)
+    queues: tuple[Waited, ...] = ()
+    stages: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How often each stage ran within the horizon, by name."""
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -6,9 +6,10 @@ A rule is a function from `Context` to findings. It names a measured value for e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
+from inferscope.diagnose.waits import Waits
 from inferscope.types import Evidence
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Context:
     objective_broken: bool
     """Whether the objective's quantile lies above the threshold over the horizon."""
     captures: tuple[tuple[CaptureSummary, TraceSummary], ...] = ()
+    waits: Waits = field(default_factory=Waits)
+    """How time inside stages was divided into work and waits."""
 
     @property
     def usable(self) -> bool:
@@ -85,7 +88,9 @@ def share_evidence(share: Share) -> Evidence:
 def model_label(labels: Sequence[str], shares: Sequence[Share]) -> str | None:
     """The label of the model's own stage: device time or a stage called forward, model, predict and the like; the costliest if several."""
     kinds = {share.name: (share.kind, share.mean_share) for share in shares}
-    found = [label for label in labels if label in kinds and (kinds[label][0] == "device" or _is_model(label))]
+    found = [
+        label for label in labels if label in kinds and (kinds[label][0] == "device" or (kinds[label][0] == "stage" and _is_model(label)))
+    ]
     return max(found, key=lambda label: kinds[label][1], default=None)
 
 

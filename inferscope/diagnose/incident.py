@@ -15,6 +15,7 @@ from inferscope.diagnose.merging import merge
 from inferscope.diagnose.rules import ALL
 from inferscope.diagnose.rules.scheduling import consequences
 from inferscope.diagnose.trace import StageSpan, TraceSummary, read_trace
+from inferscope.diagnose.waits import divide
 from inferscope.diagnose.whatif import plan
 from inferscope.errors import EvidenceError
 from inferscope.types import Breach, CaptureSummary, Evidence, Finding, Incident, Latency, Share, WhatIf
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from inferscope.diagnose.attribution import Attribution
+    from inferscope.diagnose.waits import Waits
 
 __all__ = ["SCHEMA", "diagnose", "from_dict", "load", "load_directory", "save", "to_dict"]
 
@@ -61,13 +63,16 @@ def diagnose(
     horizon = merge(evidence, breach.request)
     base = merge(healthy, breach.request) if healthy else None
     threshold = round(breach.threshold_ms * _MS)
+    horizon, waits = divide(horizon, _edge(horizon, threshold))
+    if base is not None:
+        base, _ = divide(base, _edge(base, threshold))
     attribution = attribute(horizon, _edge(horizon, threshold), base)
     model = model_label(horizon.labels, attribution.shares)
     what_if = plan(horizon, attribution, breach.threshold_ms, breach.quantile, () if model is None else (model,))
     exceeding = _exceeding(horizon, threshold, breach)
     kept, left_out = _captures(captures)
     broken = breach.threshold_ms > 0 and exceeding > (1.0 - breach.quantile) * horizon.count
-    context = Context(breach, horizon, attribution, what_if, broken, kept)
+    context = Context(breach, horizon, attribution, what_if, broken, kept, waits)
     findings = evaluate(context, ALL)
     latency = Latency(*(_ms(quantile_ns(horizon.latency, q)) for q in (0.50, 0.95, 0.99, 0.999)))
     span = (int(evidence[0]["from_ns"]), int(evidence[0]["to_ns"]))
@@ -87,7 +92,7 @@ def diagnose(
         what_if=what_if.entries,
         findings=findings,
         captures=tuple(summary for summary, _ in kept),
-        notes=(*_basis(attribution), *attribution.notes, *what_if.notes, *_merged(horizon), *left_out, *notes),
+        notes=(*_basis(attribution), *attribution.notes, *what_if.notes, *_merged(horizon), *_divided(waits, horizon), *left_out, *notes),
     )
 
 
@@ -126,6 +131,17 @@ def _merged(horizon: Horizon) -> tuple[str, ...]:
             f"{horizon.excluded} profiled requests ({100 * horizon.excluded / horizon.count:.2g} %) are counted but not in percentiles or shares."
         )
     return tuple(notes)
+
+
+def _divided(waits: Waits, horizon: Horizon) -> tuple[str, ...]:
+    """How far stages could be divided into work and waits."""
+    if not horizon.host.requests:
+        return ()
+    unknown = tuple(f"Not measured here: {reason}." for reason in horizon.host.reasons)
+    if not waits.slow:
+        return (*unknown, "No slow request was sampled: waits inside stages are not told apart.")
+    parts = ", ".join(f"{name} {100 * part:.0f} %" for name, part in waits.slow_parts.items() if part >= 0.02)
+    return (*unknown, f"Time inside the stages of {waits.slow} sampled slow requests, taken for all of them: {parts}.")
 
 
 def _verdict(context: Context, latency: Latency, findings: Sequence[Finding]) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 
 from inferscope.aggregate.bands import bounds_ns, order_keys
 from inferscope.aggregate.histogram import Layout, value_at_index
-from inferscope.diagnose.evidence import Blocks, CopySite, Document, Horizon, Sampled, SlowRequest
+from inferscope.diagnose.evidence import Blocks, CopySite, Document, Horizon, Sampled, SlowRequest, Waited
+from inferscope.diagnose.host import HostFacts, read_host
 from inferscope.errors import EvidenceError
 from inferscope.types import COLUMN_LIMIT, UNATTRIBUTED, Column, LockSite, SpanRecord
 
@@ -64,11 +65,16 @@ class _Merge:
         self.gc: dict[int, list[int]] = {}
         self.classes = 0
         self.seconds: list[float] = []
+        self.queues: dict[str, Waited] = {}
+        self.stages: dict[str, int] = {}
+        self.host = HostFacts()
 
     def add_all(self, documents: Sequence[Document]) -> Horizon:
         """Add every document and freeze the result."""
+        mappings: list[list[int]] = []
         for document in documents:
             mapping = [self._column(Column(str(kind), str(name))) for kind, name in document["columns"]]
+            mappings.append(mapping)
             offset = int(document.get("unix_offset_ns") or 0)
             found = [entry for entry in document["classes"] if entry["request"] == self.request]
             for entry in found:
@@ -78,6 +84,7 @@ class _Merge:
         if not self.classes or self.edges is None:
             msg = f"no evidence about the request {self.request!r}"
             raise EvidenceError(msg)
+        self.host = read_host(list(zip(documents, mappings, strict=True)))
         return self._freeze(documents)
 
     def _column(self, column: Column) -> int:
@@ -134,6 +141,11 @@ class _Merge:
                 held[position] += int(copy[name])
         for series in document.get("series") or ():  # the tables above hold running totals, the series what the horizon saw
             name = str(series["labels"][0]) if series["labels"] else ""
+            if series["kind"] == "queue":
+                held_ = self.queues.get(name, Waited(name, 0, 0, 0.0, 0.0, 0.0))
+                self.queues[name] = held_.add(series)
+            elif series["kind"] == "stage":
+                self.stages[name] = self.stages.get(name, 0) + int(series["count"])
             if series["kind"] == "copy":
                 self.copied[name] = self.copied.get(name, 0) + int(series["count"])
             elif series["kind"] == "gc" and name.startswith("gen"):
@@ -185,6 +197,9 @@ class _Merge:
             process=documents[0].get("process") or {},
             slots=len(documents),
             classes=self.classes,
+            host=self.host,
+            queues=tuple(self.queues.values()),
+            stages=self.stages,
         )
 
 

@@ -20,10 +20,14 @@ import threading
 from array import array
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.clock import now_ns
 from inferscope.host.scheduling import Reader, Schedstat, ThreadTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+    from types import FrameType
 
 __all__ = ["PERIOD_S", "STATES", "Sampler", "classify", "runtime_range"]
 
@@ -37,6 +41,8 @@ RUNNING, GIL, LOCK, SLEEP, IO = range(5)
 _ROWS: Final = 200_000
 """Intervals kept in all; then sampling stops taking new ones."""
 _THREADS: Final = 64
+_SITES: Final = 16
+_DEPTH: Final = 32
 _MEET_NS: Final = 100_000_000
 """How often threads that began are looked for."""
 _FORCED_NS: Final = 3_000_000
@@ -111,11 +117,12 @@ def _unavailable() -> str | None:
 class _Thread:
     """One sampled thread: its descriptor, last totals and intervals."""
 
-    __slots__ = ("file", "last_ns", "name", "rows", "state", "times")
+    __slots__ = ("at", "file", "last_ns", "name", "rows", "state", "times")
 
     def __init__(self, file: int, times: ThreadTimes, now: int, name: str | None) -> None:
         self.file, self.times, self.last_ns, self.name = file, times, now, name
         self.state = RUNNING
+        self.at: tuple[str, str] | None = None
         self.rows = array("I")
 
 
@@ -132,12 +139,15 @@ class Sampler:
         self._rows = self.samples = 0
         self.dropped = 0
         """Intervals that did not fit any more."""
+        self.sites: dict[tuple[str, str], list[int]] = {}
+        """Functions (name, file) that are looked for on the stacks: microseconds on a CPU, in a run queue, and blocked by state."""
         self.armed = False
         self.first_ns = self.last_ns = self._own_delay_ns = self._met_ns = 0
 
     def arm(self) -> bool:
         """Start afresh; False when nothing can be sampled here, `reason` says why."""
         self.disarm()
+        self.sites = {}
         self._gone, self._rows, self.samples, self.dropped, self.first_ns, self.last_ns, self._met_ns = [], 0, 0, 0, 0, 0, 0
         self.armed = self.reason is None
         return self.armed
@@ -175,11 +185,35 @@ class Sampler:
                 seen.append((held, held.state, times))  # it never ran, so it waits where it waited
             else:
                 seen.append((held, self._look(held), times))
+        if self.sites:
+            self._locate(seen)
         forced = _holder(seen) if late > _FORCED_NS else None
         waiting = sum(state == GIL and held is not forced for held, state, _ in seen)
         for held, state, times in seen:
             end = now_ns() if moment_ns is None else moment
             self._note(held, RUNNING if held is forced else state, times, end, others_wait=waiting > 0)
+
+    def look_for(self, sites: Iterable[str]) -> None:
+        """Say what threads do while they are in these functions, `function (file:line)`: where locks are held that others wait for."""
+        for site in sites:
+            name, _, place = site.partition(" (")
+            key = (name, place.rpartition(":")[0])
+            if key not in self.sites and len(self.sites) < _SITES:
+                self.sites[key] = [0] * (2 + len(STATES))
+
+    def _locate(self, seen: list[tuple[_Thread, int, ThreadTimes]]) -> None:
+        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  (as locks find their holders)
+        by_native = {thread.native_id: thread.ident for thread in threading.enumerate()}
+        for thread, held in self._threads.items():
+            held.at = _found(frames.get(by_native.get(thread) or 0), self.sites) if held.name is not None else None
+        for held, state, times in seen:
+            if held.at is None:
+                continue
+            length, cpu, delay = self.last_ns - held.last_ns, times.cpu_ns - held.times.cpu_ns, times.delay_ns - held.times.delay_ns
+            row = self.sites[held.at]
+            row[0] += cpu // 1000
+            row[1] += delay // 1000
+            row[2 + state] += max(0, length - cpu - delay) // 1000
 
     def _lateness(self, moment: int) -> int:
         """How much later than asked this sample comes, without our own wait for a CPU: the wait for the interpreter."""
@@ -246,6 +280,19 @@ class Sampler:
             else:
                 found[thread] = held.name, array("I", held.rows)
         return found
+
+
+def _found(frame: FrameType | None, sites: Container[tuple[str, str]]) -> tuple[str, str] | None:
+    """The innermost of the functions on a stack."""
+    for _ in range(_DEPTH):
+        if frame is None:
+            return None
+        code = frame.f_code
+        key = (getattr(code, "co_qualname", code.co_name), code.co_filename.rpartition("/")[2])
+        if key in sites:
+            return key
+        frame = frame.f_back
+    return None
 
 
 def _holder(seen: list[tuple[_Thread, int, ThreadTimes]]) -> _Thread | None:

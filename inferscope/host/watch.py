@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from inferscope.host.gc import GcPauses
-    from inferscope.types import RequestRecord
+    from inferscope.types import LockSite, RequestRecord
 
 __all__ = ["HostWatch"]
 
@@ -45,8 +45,10 @@ class HostWatch:
         self._ordinary: deque[RequestRecord] = deque(maxlen=ordinary)
         self._first_ns: int | None = None
 
-    def tick(self, now_ns: int, records: Iterable[RequestRecord]) -> None:
-        """Take a window's retained requests and read the counters; on the worker."""
+    def tick(self, now_ns: int, records: Iterable[RequestRecord], lock_sites: Iterable[LockSite] = ()) -> None:
+        """Take a window's retained requests and the sites of contended holds, and read the counters; on the worker."""
+        if self.sampler.armed:
+            self.sampler.look_for(site.site for site in lock_sites)
         for record in records:
             if self._first_ns is None or record.start_ns < self._first_ns:
                 self._first_ns = record.start_ns
@@ -111,6 +113,10 @@ class HostWatch:
             "samples": sampler.samples,
             "dropped": sampler.dropped,
             "threads": threads,
+            "sites": [
+                {"site": f"{name} ({file})", "cpu_us": row[0], "delay_us": row[1], "blocked_us": row[2:]}
+                for (name, file), row in list(sampler.sites.items())
+            ],
         }
 
     def status(self) -> dict[str, Any]:

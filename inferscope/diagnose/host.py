@@ -1,0 +1,205 @@
+"""The part `host` of the evidence as values: requests with what the kernel said of them, pauses, thread samples, seconds, limits."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from inferscope.types import FloatArray
+
+__all__ = ["STATES", "HostFacts", "HostRequest", "HostSpan", "Pause", "SiteTimes", "ThreadRows", "read_host"]
+
+STATES: Final = ("running", "gil", "lock", "sleep", "io")
+"""States of samples by number, as `inferscope.host.gil` writes them."""
+_US: Final = 1000
+
+
+class HostSpan(NamedTuple):
+    """One positioned part of a request; instants are unix ns, `parent` is an index or -1."""
+
+    column: int
+    start_ns: int
+    end_ns: int
+    parent: int
+    thread: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostRequest:
+    """A retained request, slow or ordinary; None is what was not measured."""
+
+    slot: int
+    start_ns: int
+    wall_ns: int
+    band: int
+    thread: int
+    size: float | None
+    error: str | None
+    cpu_ns: int | None
+    vector: FloatArray
+    spans: tuple[HostSpan, ...]
+
+
+class Pause(NamedTuple):
+    """One collection; instants are unix ns."""
+
+    slot: int
+    start_ns: int
+    end_ns: int
+    generation: int
+    thread: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRows:
+    """Sampled intervals of one thread, ascending; ns."""
+
+    slot: int
+    thread: int
+    name: str | None
+    """None for a thread that Python did not start."""
+    starts: FloatArray
+    ends: FloatArray
+    cpu: FloatArray
+    delay: FloatArray
+    state: FloatArray
+
+
+class SiteTimes(NamedTuple):
+    """What threads did while they were in a function that others waited for at a lock; ns."""
+
+    site: str
+    cpu_ns: float
+    delay_ns: float
+    blocked_ns: tuple[float, ...]
+    """By `STATES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """All slots together; empty where nothing was measured."""
+
+    requests: tuple[HostRequest, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+    threads: tuple[ThreadRows, ...] = ()
+    sites: tuple[SiteTimes, ...] = ()
+    seconds: FloatArray = field(default_factory=lambda: np.zeros((0, 10)))
+    """Columns as in `inferscope.host.scheduling.Second`; ends are unix ns."""
+    ticks: FloatArray = field(default_factory=lambda: np.zeros((0, 5)))
+    """Columns as in `inferscope.host.cgroup.Tick`; NaN where it is not measured."""
+    quota: float | None = None
+    allowed_cpus: int | None = None
+    cpus: int | None = None
+    first_request_ns: int | None = None
+    reasons: tuple[str, ...] = ()
+    """What could not be measured, and why."""
+    sampled_s: float = 0.0
+    """Time in which threads were sampled."""
+
+
+def read_host(documents: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> HostFacts:
+    """Read the part `host` of documents that have one.
+
+    Args:
+        documents: Each with its mapping of columns.
+    """
+    requests: list[HostRequest] = []
+    pauses: list[Pause] = []
+    threads: list[ThreadRows] = []
+    sites: list[SiteTimes] = []
+    seconds: list[list[float]] = []
+    ticks: list[list[float]] = []
+    reasons: dict[str, None] = {}
+    firsts: list[int] = []
+    limits: Mapping[str, Any] = {}
+    sampled = 0.0
+    for document, mapping in documents:
+        host: Mapping[str, Any] | None = document.get("host")
+        if not host:
+            continue
+        offset, slot = int(document.get("unix_offset_ns") or 0), int(document.get("slot") or 0)
+        requests += [_request(row, mapping, offset, slot) for row in host.get("requests") or ()]
+        pauses += [Pause(slot, int(a) + offset, int(b) + offset, int(g), int(t)) for a, b, g, t in host.get("gc") or ()]
+        samples: Mapping[str, Any] = host.get("samples") or {}
+        first, last = samples.get("from_ns"), samples.get("to_ns")
+        if first is not None and last is not None:
+            sampled = max(sampled, (int(last) - int(first)) / 1e9)
+            threads += [_thread(row, int(first) + offset, slot) for row in samples.get("threads") or () if row["rows"]]
+            sites += [_site(row) for row in samples.get("sites") or ()]
+        scheduling: Mapping[str, Any] = host.get("scheduling") or {}
+        seconds += [[float(row[0]) + offset, *map(float, row[1:])] for row in scheduling.get("seconds") or ()]
+        cgroup: Mapping[str, Any] = host.get("cgroup") or {}
+        limits = limits or cgroup
+        if not ticks:  # slots of a pod share their group
+            ticks = [[float(row[0]) + offset, *(np.nan if v is None else float(v) for v in row[1:])] for row in cgroup.get("ticks") or ()]
+        if host.get("first_request_ns") is not None:
+            firsts.append(int(host["first_request_ns"]) + offset)
+        reasons.update((str(part["reason"]), None) for part in (samples, scheduling) if part.get("reason"))
+    return HostFacts(
+        requests=tuple(requests),
+        pauses=tuple(sorted(pauses)),
+        threads=tuple(threads),
+        sites=tuple(sites),
+        seconds=_table(seconds, 10),
+        ticks=_table(ticks, 5),
+        quota=limits.get("quota"),
+        allowed_cpus=limits.get("allowed_cpus"),
+        cpus=limits.get("cpus"),
+        first_request_ns=min(firsts, default=None),
+        reasons=tuple(reasons),
+        sampled_s=sampled,
+    )
+
+
+def _table(rows: Sequence[Sequence[float]], width: int) -> FloatArray:
+    table: FloatArray = np.zeros((len(rows), width))
+    for position, row in enumerate(rows):
+        table[position] = row
+    return table
+
+
+def _request(row: Mapping[str, Any], mapping: Sequence[int], offset: int, slot: int) -> HostRequest:
+    vector = np.zeros(max(mapping, default=0) + 1)
+    for position, value in enumerate(row["vector"]):
+        vector[mapping[position]] += value
+    spans = tuple(HostSpan(mapping[c], int(a) + offset, int(b) + offset, int(p), int(t)) for c, a, b, p, t in row.get("spans") or ())
+    cpu = row.get("cpu_ns")
+    return HostRequest(
+        slot=slot,
+        start_ns=int(row["start_ns"]) + offset,
+        wall_ns=int(row["wall_ns"]),
+        band=int(row["band"]),
+        thread=int(row.get("thread") or 0),
+        size=None if row.get("size") is None else float(row["size"]),
+        error=row.get("error"),
+        cpu_ns=None if cpu is None else int(cpu),
+        vector=vector,
+        spans=spans,
+    )
+
+
+def _thread(row: Mapping[str, Any], first_ns: int, slot: int) -> ThreadRows:
+    numbers = np.frombuffer(base64.b64decode(row["rows"]), np.uint32).astype(np.int64)
+    ends: FloatArray = (first_ns + numbers[0::4] * _US).astype(np.float64)
+    cpu: FloatArray = (numbers[1::4] * _US).astype(np.float64)
+    delay: FloatArray = (numbers[2::4] * _US).astype(np.float64)
+    word = numbers[3::4]
+    length: FloatArray = ((word >> 3) * _US).astype(np.float64)
+    surplus = 0.0  # a delay is counted when it ends: what exceeds its interval belongs to those before
+    for index in range(len(ends) - 1, -1, -1):
+        delay[index] += surplus
+        surplus = max(0.0, cpu[index] + delay[index] - length[index])
+        delay[index] = max(0.0, delay[index] - surplus)
+    return ThreadRows(slot, int(row["thread"]), row.get("name"), ends - length, ends, cpu, delay, (word & 7).astype(np.float64))
+
+
+def _site(row: Mapping[str, Any]) -> SiteTimes:
+    return SiteTimes(
+        str(row["site"]), float(row["cpu_us"]) * _US, float(row["delay_us"]) * _US, tuple(float(v) * _US for v in row["blocked_us"])
+    )
