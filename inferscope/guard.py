@@ -37,7 +37,6 @@ __all__ = [
 T = TypeVar("T")
 
 logger = logging.getLogger("inferscope")
-logger.addHandler(logging.NullHandler())
 
 LIMIT: Final = 3
 """Failures within `PERIOD_S` after which a component is switched off."""

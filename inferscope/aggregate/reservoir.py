@@ -166,7 +166,8 @@ class Reservoir:
             shares = np.maximum(band.weight[rows], max(band.dropped, band.dropped_before))
             weights = (shares * (total / shares.sum())).tolist()
             vectors = np.zeros((len(rows), max(columns, max(order, default=0) + 1)), np.int64)
-            vectors[:, order] = band.vectors[rows, : len(order)]
+            known = order[: band.vectors.shape[1]]  # a band without a request since a column appeared has no room for it
+            vectors[:, known] = band.vectors[rows, : len(known)]
             for row, weight, vector in zip(rows.tolist(), weights, vectors[:, :columns].tolist(), strict=True):
                 yield {
                     "wall_ns": int(band.wall_ns[row]),
