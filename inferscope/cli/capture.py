@@ -53,13 +53,13 @@ def run(options: argparse.Namespace) -> int:
     worker = workers.one(root, options.service, options.slot, options.pid)
     deadline = time.monotonic() + options.timeout
     id_ = f"cli-{secrets.token_hex(8)}"
-    ticket = workers.request(worker, "capture", id_, {"reason": options.reason, "requests": options.requests})
+    ticket: dict[str, Any] = workers.request(worker, "capture", id_, {"reason": options.reason, "requests": options.requests})
     while ticket["state"] == "queued":
         if time.monotonic() >= deadline:
             raise CaptureRefusedError(f"{worker.name} has not answered within {options.timeout} s; the request stays queued as {id_}")
         time.sleep(_POLL_S)
         answer = workers.request(worker, "ticket", "poll", {"id": id_}, max(0.1, deadline - time.monotonic()))
-        ticket = answer["result"] if answer["state"] == "done" else {**ticket, "state": "denied", "why": answer["why"]}
+        ticket = dict(answer["result"]) if answer["state"] == "done" else {**ticket, "state": "denied", "why": answer["why"]}
     value: dict[str, Any] = {"service": worker.service, "slot": worker.slot, "pid": worker.pid, "ticket": id_, "state": ticket["state"]}
     if ticket["state"] != "done":
         emit(options, {**value, "why": ticket["why"]}, f"{worker.name}: denied: {ticket['why']}")

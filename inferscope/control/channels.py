@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from inferscope.control.protocol import Operations
+    from inferscope.control.protocol import Operations, Request
 
 __all__ = ["Control", "Options"]
 
@@ -45,7 +45,7 @@ class Options:
     signal: str | None = None
     """INFERSCOPE_CONTROL_SIGNAL, such as SIGUSR2. None (default): off."""
     opamp: str | None = None
-    """INFERSCOPE_CONTROL_OPAMP: the URL of an OpAMP server. None (default): off."""
+    """INFERSCOPE_CONTROL_OPAMP: the URL of an OpAMP server, for whoever builds the `OpampAgent`. None (default): off."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Options:
@@ -193,6 +193,12 @@ class Control:
             }
             self.desk.submit(check(message), Actor("signal", peer=self._signal.name))
         self.desk.run_one()
+
+    def ask(self, request: Request, actor: Actor) -> dict[str, Any]:
+        """Ask from another thread: what an `OpampAgent` is given. Returns the ticket; asked again, the same one as it stands then."""
+        answer = self.desk.submit(request, actor)
+        self._wake_server()
+        return answer
 
     def wake(self) -> None:
         """End the wait of `serve_once`, from any thread: to stop."""

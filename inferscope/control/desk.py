@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -70,7 +71,7 @@ class _Ticket:
 
 
 class Desk:
-    """One thread uses it: the one that serves all channels.
+    """One thread serves it with `run_one`; others may submit.
 
     Args:
         operations: What may be done.
@@ -82,6 +83,8 @@ class Desk:
         self._tickets: dict[str, _Ticket] = {}
         self._queue: collections.deque[_Ticket] = collections.deque()
         self._allowance = Allowance(_BURST, _PER_S, clock)
+        self._lock = threading.Lock()
+        """Held for the time of a dictionary access, never while something is done."""
         self.counts: collections.Counter[str] = collections.Counter()
         """Requests by how they ended: `read`, `done`, `denied`, `repeated`, `flooded`, `malformed`."""
 
@@ -94,6 +97,10 @@ class Desk:
         """Answer a read, or give a change its ticket."""
         if request.op in READS:
             return self._read(request)
+        with self._lock:
+            return self._queue_up(request, actor)
+
+    def _queue_up(self, request: Request, actor: Actor) -> dict[str, Any]:
         known = self._tickets.get(request.id)
         if known is not None:
             if (known.request.op, known.request.args) != (request.op, request.args):
@@ -111,9 +118,10 @@ class Desk:
 
     def run_one(self) -> bool:
         """Do the oldest queued change; False when there is none."""
-        if not self._queue:
-            return False
-        ticket = self._queue.popleft()
+        with self._lock:
+            if not self._queue:
+                return False
+            ticket = self._queue.popleft()
         try:
             ticket.result = plain(self._change(ticket))
             ticket.state = "done"
@@ -134,6 +142,7 @@ class Desk:
 
     def forget(self) -> None:
         """In a forked child: what was asked of the parent is the parent's."""
+        self._lock = threading.Lock()
         self._tickets.clear()
         self._queue.clear()
         self.counts.clear()
@@ -145,7 +154,8 @@ class Desk:
     def _read(self, request: Request) -> dict[str, Any]:
         self.counts["read"] += 1
         if request.op == "ticket":
-            ticket = self._tickets.get(str(request.args["id"]))
+            with self._lock:
+                ticket = self._tickets.get(str(request.args["id"]))
             if ticket is None:
                 return reply(request.id, request.op, "denied", why="no such ticket; this process never had it, or it is too old")
             return reply(request.id, request.op, "done", result=ticket.reply())
