@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from inferscope.device.backends import CaptureWatch
+from inferscope.device.events import DeviceTimer
+from inferscope.device.harvest import DeviceSpan, Harvester
 from inferscope.testing import accelerator
 from inferscope.testing.accelerator import Accelerator
 
@@ -20,3 +24,64 @@ def sim(loaded_accelerator: Accelerator) -> Iterator[Accelerator]:
     loaded_accelerator.reset()
     yield loaded_accelerator
     loaded_accelerator.reset()
+
+
+class Rooms:
+    """A timer and its harvester on the simulated device, apart from the process's own."""
+
+    def __init__(self, sim: Accelerator, per_second: int = 10**9) -> None:
+        import torch
+
+        self.sim = sim
+        sim.configure(call_us=0.3)  # on the virtual clock time must pass for somebody who asks again and again
+        self.watch = CaptureWatch()
+        self.timer = DeviceTimer(clock=sim.now_ns, per_second=per_second)
+        self.harvester = Harvester(self.timer, None, self.watch)
+        self.spans: list[DeviceSpan] = []
+        self.harvester.sinks.append(self.spans.append)
+        self.harvester.start()
+        channel = self.timer.channel(torch.device("sim", 0))
+        assert channel is not None
+        self.channel = channel
+
+    def span(self, milliseconds: float, name: str = "work", request: object = None) -> bool:
+        """One kernel, timed; whether it was."""
+        started = self.channel.begin(request)
+        self.sim.kernel(milliseconds, name)
+        if started is not None:
+            self.channel.end(started, name)
+        return started is not None
+
+    def prove(self) -> None:
+        """Have one span read, as a device has after its first moments."""
+        self.span(0.01, "first")
+        self.sim.advance_ms(1.0)
+        self.harvester.run_once()
+        assert self.channel.proven
+        self.spans.clear()
+
+    def prove_real(self) -> None:
+        """The same on the real clock."""
+        self.span(0.01, "first")
+        time.sleep(0.002)
+        self.harvester.run_once()
+        assert self.channel.proven
+        self.spans.clear()
+
+
+@pytest.fixture
+def make_rooms(sim: Accelerator) -> Iterator[Callable[..., Rooms]]:
+    made: list[Rooms] = []
+
+    def make(**settings: int) -> Rooms:
+        made.append(Rooms(sim, **settings))
+        return made[-1]
+
+    yield make
+    for rooms in made:
+        rooms.harvester.after_fork()  # drops everything
+
+
+@pytest.fixture
+def rooms(make_rooms: Callable[..., Rooms]) -> Rooms:
+    return make_rooms()

@@ -192,7 +192,8 @@ class Accelerator:
         size = int(self._core.sim_log_copy(ctypes.byref(rows), 0, size))
         names: dict[int, str] = {}
         found: list[Operation] = []
-        for row in rows[:size]:
+        for index in range(size):
+            row: Any = rows[index]
             if row.name not in names:
                 names[row.name] = self._core.sim_name(row.name).decode()
             found.append(

@@ -1,0 +1,341 @@
+"""Reads what the device finished: newest first on each stream, `query` only, in short slices, and never while a graph is captured.
+
+A stream works in order, so that its newest finished event answers for all before it (D3: one slow stream no longer holds back the others).
+What comes out are `DeviceSpan` values: into the series `device` and `device.queue` of the recorder, and to whoever listens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from inferscope import guard
+from inferscope.device.backends import CaptureWatch, captures
+from inferscope.device.events import RESERVE, Channel, DeviceTimer, Pending
+from inferscope.device.timeline import Busy, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from inferscope.record.core import Recorder
+
+__all__ = ["DeviceSpan", "Harvester"]
+
+SLICE: Final = 64
+"""Spans read in one slice, after which request threads may have the interpreter."""
+SLICE_NS: Final = 300_000
+CREATED_A_PASS: Final = 8
+"""A capture that wants to begin waits for these, and creating one can be slow."""
+
+
+class DeviceSpan(NamedTuple):
+    """One span of a device's work; instants in ns on the host's clock."""
+
+    name: str
+    device: str
+    stream: int
+    issue_ns: int
+    """When the caller marked its start."""
+    start_ns: int | None
+    """When the stream reached it; None before the device's clock is known."""
+    error_ns: int | None
+    """Half the width of the interval that holds `start_ns`."""
+    exec_ns: int
+    """From its first event to its last, other threads' work on the same stream included."""
+    queue_wait_ns: int | None
+    """From issue to start: what stood before it in the stream."""
+    gap_ns: int | None
+    """Idle time of the stream before it, as far as our spans show; None for the first one and for a nested one."""
+    host_ns: int
+    """What the caller spent between the two marks."""
+    cross_stream: bool
+    """It ended on another stream than it began on."""
+    shared_stream: bool
+    """Several requests had spans pending on the stream: `exec_ns` may hold others' work."""
+    weight: float
+    """Spans that it stands for."""
+    request: Any
+    """The request, perhaps closed by now, or None."""
+    nbytes: int
+
+
+class _Stream:
+    """Pending spans of one stream, and where the last one that was read ended."""
+
+    __slots__ = ("last_end", "pending", "ready", "stride")
+
+    def __init__(self) -> None:
+        self.pending: deque[Pending] = deque()
+        self.ready = 0
+        """How many of the oldest are known to be finished."""
+        self.last_end: int | None = None
+        self.stride = 16
+
+
+class _Device:
+    __slots__ = ("busy", "channel", "reversed", "streams", "timeline")
+
+    def __init__(self, channel: Channel, timeline: Timeline) -> None:
+        self.channel, self.timeline = channel, timeline
+        self.streams: dict[int, _Stream] = {}
+        self.busy = Busy()
+        self.reversed = 0
+
+
+class Harvester:
+    """Delivers what devices finished. One thread calls `run_once`.
+
+    Args:
+        timer: Where spans come from; switched on by `start`.
+        recorder: Gets the series; None for none.
+        watch: Open captures.
+
+    Attributes:
+        sinks: Called with each `DeviceSpan`.
+    """
+
+    def __init__(self, timer: DeviceTimer, recorder: Recorder | None, watch: CaptureWatch = captures) -> None:
+        self._timer, self._recorder, self._watch, self._clock = timer, recorder, watch, timer.clock
+        self._devices: dict[Any, _Device] = {}
+        self._relaxed: set[str] = set()
+        self.sinks: list[Callable[[DeviceSpan], None]] = []
+
+    def start(self) -> None:
+        """Let the integrations take spans."""
+        self._timer.enabled = True
+
+    def stop(self) -> None:
+        """Take none any more; read what is finished."""
+        self._timer.enabled = False
+        with guard.guard("device"):
+            self.run_once()
+
+    def run_once(self, breathe: Callable[[], object] = lambda: None) -> int:
+        """Read everything that is finished, slice by slice, with `breathe` in between; returns how many spans were delivered."""
+        total = 0
+        for channel in list(self._timer.channels.values()):
+            device = self._devices.get(channel)
+            if device is None:
+                device = self._open(channel)
+                if device is None:
+                    continue
+            total += self._serve(device, breathe)
+        return total
+
+    def _open(self, channel: Channel) -> _Device | None:
+        if channel.off:
+            return None
+        with self._watch.quiet() as allowed:
+            if not allowed:
+                return None
+            self._relax(channel)
+            try:
+                import torch
+
+                stream = torch.Stream(device=channel.device)
+            except Exception as error:  # noqa: BLE001  (tried again, and given up after three times)
+                channel.failed(error)
+                return None
+        device = self._devices[channel] = _Device(channel, Timeline(channel, self._clock, stream))
+        return device
+
+    def _relax(self, channel: Channel) -> None:
+        """Once a kind of device: make this thread's queries harmless to captures that C++ code began."""
+        kind = channel.device.type
+        if kind not in self._relaxed and channel.backend.relax is not None:
+            with guard.guard("device"):
+                channel.backend.relax()
+        self._relaxed.add(kind)
+
+    def _serve(self, device: _Device, breathe: Callable[[], object]) -> int:
+        channel, total = device.channel, 0
+        self._sort(device)
+        if channel.off:
+            self._give_up(device)
+            return 0
+        with self._watch.quiet() as allowed:
+            if not allowed:
+                return 0
+            now = self._clock()
+            channel.pace(now)
+            device.timeline.tick(now)
+            self._reserve(device)
+            for stream in device.streams.values():
+                stream.ready = max(stream.ready, self._finished(channel, stream))
+        while any(stream.ready for stream in device.streams.values()):
+            breathe()
+            with self._watch.quiet() as allowed:
+                if not allowed or channel.off:
+                    break
+                total += self._slice(device)
+        return total
+
+    @staticmethod
+    def _sort(device: _Device) -> None:
+        inbox = device.channel.inbox
+        while inbox:
+            entry = inbox.popleft()
+            stream = device.streams.get(entry[2])
+            if stream is None:
+                stream = device.streams[entry[2]] = _Stream()
+            stream.pending.append(entry)
+
+    @staticmethod
+    def _reserve(device: _Device) -> None:
+        """Create the free events that callers will need, here and on an idle stream, so that they exist in the driver too."""
+        channel = device.channel
+        if not channel.proven:
+            return
+        try:
+            for _ in range(min(CREATED_A_PASS, RESERVE - len(channel.pool))):
+                event = channel.spare(new=True)
+                event.record(device.timeline.stream)
+                channel.give(event)
+        except Exception as error:  # noqa: BLE001
+            channel.failed(error)
+
+    def _finished(self, channel: Channel, stream: _Stream) -> int:
+        """How many of the oldest pending spans are finished; at most three queries."""
+        pending, ready = stream.pending, stream.ready
+        if len(pending) == ready:
+            return ready
+        try:
+            finished = len(pending) if self._done(pending[-1]) else self._stride(stream)
+        except Exception as error:  # noqa: BLE001  (asked again at the next pass)
+            channel.failed(error)
+            return ready
+        channel.worked()
+        return finished
+
+    def _stride(self, stream: _Stream) -> int:
+        """The newest is not finished: feel forward from the oldest, farther after a hit and nearer after a miss; two queries."""
+        pending, ready = stream.pending, stream.ready
+        for _ in range(2):
+            reach = min(ready + stream.stride, len(pending) - 1)
+            if reach > ready and self._done(pending[reach - 1]):
+                stream.stride = min(2 * stream.stride, 1024)
+                ready = reach
+            else:
+                stream.stride = max(1, stream.stride // 2)
+        return ready
+
+    @staticmethod
+    def _done(entry: Pending) -> bool:
+        return bool(entry[1].query())
+
+    def _slice(self, device: _Device) -> int:
+        until, delivered = self._clock() + SLICE_NS, 0
+        for identity, stream in device.streams.items():
+            shared = len({id(entry[7]) for entry in list(stream.pending)[:SLICE]}) > 1 if stream.ready > 1 else False
+            while stream.ready:
+                entry = stream.pending.popleft()
+                stream.ready -= 1
+                self._read(device, identity, stream, entry, shared=shared)
+                delivered += 1
+                if delivered >= SLICE or self._clock() > until:
+                    return delivered
+        return delivered
+
+    def _read(self, device: _Device, identity: int, stream: _Stream, entry: Pending, *, shared: bool) -> None:
+        channel = device.channel
+        first, last, _, cross, issue, returned, name, request, weight, nbytes = entry
+        try:
+            elapsed = first.elapsed_time(last)
+            found = device.timeline.locate(first, issue)
+        except Exception as error:  # noqa: BLE001
+            if self._early(entry):
+                stream.pending.append(entry)
+            else:  # this one span is lost, and counted
+                channel.lost += 1
+                channel.failed(error, first, last)
+            return
+        channel.worked()
+        channel.proven = True
+        channel.delivered += 1
+        channel.give(first, last)
+        if elapsed < 0:  # seen on HIP (rocm-libraries#6379)
+            device.reversed += 1
+        spent = max(0, round(elapsed * 1e6 * device.timeline.rate()))
+        start, bar = found if found is not None else (None, None)
+        gap = None
+        if start is not None:
+            if stream.last_end is not None and start >= stream.last_end:
+                gap = start - stream.last_end
+            stream.last_end = max(stream.last_end or 0, start + spent)
+            device.busy.add(start, start + spent)
+        self._deliver(
+            DeviceSpan(
+                name=name,
+                device=str(channel.device),
+                stream=identity,
+                issue_ns=issue,
+                start_ns=start,
+                error_ns=bar,
+                exec_ns=spent,
+                queue_wait_ns=None if start is None else max(0, start - issue),
+                gap_ns=gap,
+                host_ns=returned - issue,
+                cross_stream=cross,
+                shared_stream=shared,
+                weight=weight,
+                request=request,
+                nbytes=nbytes,
+            )
+        )
+
+    @staticmethod
+    def _early(entry: Pending) -> bool:
+        """Whether a span is not finished after all: two threads of one stream told of their spans in the other order, or it began elsewhere."""
+        try:
+            return not (entry[0].query() and entry[1].query())
+        except Exception:  # noqa: BLE001  (then it is lost)
+            return False
+
+    def _deliver(self, span: DeviceSpan) -> None:
+        recorder = self._recorder
+        if recorder is not None:
+            start = span.issue_ns if span.start_ns is None else span.start_ns
+            recorder.interval("device", span.name, start, start + span.exec_ns, aux=span.nbytes)
+            if span.start_ns is not None:
+                recorder.interval("device.queue", span.name, span.issue_ns, max(span.issue_ns, span.start_ns))
+        for sink in self.sinks:
+            with guard.guard("device"):
+                sink(span)
+
+    def _give_up(self, device: _Device) -> None:
+        """A device that failed: what is pending is lost; its events are neither reused nor destroyed."""
+        for stream in device.streams.values():
+            device.channel.lost += len(stream.pending)
+            for entry in stream.pending:
+                device.channel.quarantine.extend(entry[:2])
+            stream.pending.clear()
+            stream.ready = 0
+
+    # -- what others ask ----------------------------------------------------------------------------------------------------------
+
+    def busy(self, from_ns: int, to_ns: int) -> dict[str, float]:
+        """Share of a period that our own spans cover, by device; others' work on the card is not in it."""
+        found = {str(device.channel.device): device.busy.fraction(from_ns, to_ns) for device in self._devices.values()}
+        return {name: share for name, share in found.items() if share is not None}
+
+    def status(self) -> dict[str, Any]:
+        """State, totals and clock by device."""
+        found = self._timer.status()
+        for device in self._devices.values():
+            found[str(device.channel.device)] |= {
+                "drift_ppm": device.timeline.drift_ppm,
+                "anchors_missed": device.timeline.missed,
+                "reversed": device.reversed,
+                "pending": sum(len(stream.pending) for stream in device.streams.values()),
+            }
+        return found
+
+    def after_fork(self) -> None:
+        """In a forked child: forget the parent's devices and everything pending on them."""
+        self._watch.after_fork()
+        for device in self._devices.values():
+            for stream in device.streams.values():
+                device.channel.inbox.extend(stream.pending)
+            device.timeline.leave()
+        self._devices = {}
+        self._timer.after_fork()
