@@ -192,18 +192,21 @@ def _spans_text(slow: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _breach_text(breach: dict[str, Any] | None) -> str:
+    if breach is None:
+        return "breach: breach.json cannot be read"
+    when = _when(breach.get("detected_unix_ns"))
+    if breach.get("trigger") == "manual":
+        return f"opened by hand, {when}"
+    share = f"{breach.get('exceeding')} of {breach.get('requests')} requests above {breach.get('threshold_ms')} ms"
+    return f"breach of {breach.get('slo')} on {breach.get('request')}: {share}, by {breach.get('trigger')}, {when}"
+
+
 def _text(value: dict[str, Any]) -> str:
     lines = [f"{value['incident']}: {value['state'] or 'no manifest'}, {'intact' if not value['problems'] else 'NOT INTACT'}"]
     lines += [f"  {problem}" for problem in value["problems"]]
     lines += [f"root hash {value['root_sha256'] or 'n/a'}"]
-    breach = value["breach"]
-    if breach is None:
-        lines.append("breach: breach.json cannot be read")
-    else:
-        share = f"{breach.get('exceeding')} of {breach.get('requests')} requests above {breach.get('threshold_ms')} ms"
-        lines.append(
-            f"breach of {breach.get('slo')} on {breach.get('request')}: {share}, by {breach.get('trigger')}, {_when(breach.get('detected_unix_ns'))}"
-        )
+    lines.append(_breach_text(value["breach"]))
     asked = _table(_table(value["manifests"][-1].get("objective")).get("asked_by")) if value["manifests"] else {}
     lines += [f"asked for: {', '.join(f'{key} {item}' for key, item in sorted(asked.items()))}"] if asked else []
     lines += ["manifests"]

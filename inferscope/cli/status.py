@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 HELP = "Ask all running workers on this machine how they stand. Exit status 2 when an objective is broken, 1 when nobody answers."
 
+_TIMEOUT_S = 3.0
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this verb."""
@@ -28,7 +30,7 @@ def _ask(worker: workers.Worker) -> dict[str, Any]:
     if worker.refusal is not None:
         return row
     try:
-        answer = workers.request(worker, "status", "status", {})
+        answer = workers.request(worker, "status", "status", {}, _TIMEOUT_S)
     except InferscopeError as error:
         return {**row, "why": str(error)}
     return {**row, "status": answer["result"], "why": answer["why"]}

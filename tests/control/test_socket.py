@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import stat
 import struct
@@ -369,3 +370,32 @@ def test_closing_from_another_thread_ends_the_wait(running):
     running.control.open(running.directory)
     assert running.call("status")["state"] == "done"
     assert time.monotonic() - begun < 3.0
+
+
+def test_a_crowd_of_broken_clients_hurts_nobody(running, service):
+    chance = random.Random(7)
+    good = b'{"schema":1,"id":"a","op":"status"}\n'
+    begun = time.monotonic()
+    for number in range(300):
+        sock = raw(running.path)
+        kind = number % 5
+        try:
+            if kind == 0:
+                sock.sendall(chance.randbytes(chance.randrange(1, 3000)))
+            elif kind == 1:
+                sock.sendall(good[: chance.randrange(1, len(good))])
+            elif kind == 2:
+                sock.sendall(good * chance.randrange(1, 200))  # and never reads
+            elif kind == 3:
+                sock.sendall(b"[" * 30_000)
+            else:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        except OSError:
+            pass  # it was thrown out while it sent
+        sock.close()
+        if number % 50 == 0:
+            assert running.call("status")["state"] == "done"
+    assert running.call("status")["state"] == "done"
+    assert time.monotonic() - begun < 10
+    assert service.calls == []
+    assert running.control.status()["requests"]["malformed"] > 0
