@@ -6,7 +6,7 @@ A request does one operation of about 35 us without the interpreter lock and the
 is what it waited for: wall time less its own CPU time and less the time it was ready and the machine ran something else (schedstat), and
 never more than the CPU time that other threads of this process burnt meanwhile. A busy machine therefore cannot make a gap, and a thread
 of ours that keeps the lock cannot hide one. Windows with the runtime's threads at work and windows with them asleep take turns; recording
-goes on in both. The row is the upper 95 % bound of the median over rounds of what the longest gap of a window grows by; one longest gap
+goes on in both. The row is the one-sided 95 % bound of the median over rounds of what the longest gap of a window grows by; one longest gap
 of all is a single reading, of which the machine makes some of over 1 ms. The receiver is a process of its own. After a gap over 0.2 ms the stacks of our threads are read: they stand where the
 lock was given up, and the rows say where that was.
 """
@@ -253,7 +253,7 @@ def rows_of(windows: Mapping[str, Sequence[Window]], load: Load, seconds: float,
     longest = {kind: [window.longest_ms for window in each] for kind, each in windows.items()}
     served = sum(len(window.gaps) + len(window.collected) for window in working)
     over = {kind: sum(gap > LIMIT_MS * 1e6 for window in each for gap in window.gaps) for kind, each in windows.items()}
-    low, middle, added = median_bounds([mine - idle for mine, idle in zip(longest["working"], longest["asleep"], strict=True)])
+    low, middle, added = median_bounds([mine - idle for mine, idle in zip(longest["working"], longest["asleep"], strict=True)], level=0.9)
     collected = [gap / 1e6 for window in working for gap in window.collected]
     generations = dict(sorted(collections.Counter(generation for generation, _ in load.collections.spent).items()))
     note = f"longest of a window of {seconds:g} s, median {middle:.2f} ({low:.2f} to {added:.2f}) in {len(working)} windows"
@@ -302,8 +302,8 @@ def measure(rounds: int, seconds: float) -> tuple[list[Row], dict[str, Any]]:
         ticks = exports = 0
         burnt = 0.0
         for number in range(rounds):
-            order = list(windows)
-            for kind in order[number % 3 :] + order[: number % 3]:
+            order = ("working", "asleep") if number % 2 else ("model", "asleep", "working")
+            for kind in order:
                 runtime.working, model.working = kind == "working", kind == "model"
                 load.serve(1.2 if kind == "working" else 0.3)  # what the others left is taken up outside the window
                 before = runtime.ticks, runtime.exports, time.process_time() - time.thread_time()
@@ -330,7 +330,7 @@ def measure(rounds: int, seconds: float) -> tuple[list[Row], dict[str, Any]]:
 
 def main() -> int:
     asked = arguments(__doc__)
-    rows, more = measure(*((4, 2.5) if asked.quick else (16, 5.0)))
+    rows, more = measure(*((8, 1.25) if asked.quick else (16, 5.0)))
     status: int = finish(rows, asked.json, **more)
     for each in more["holders"]:
         print(f"  held up to {each['longest_ms']:5.2f} ms, {each['times']:3} times over {NOTED_MS} ms: {each['where']}")
