@@ -146,6 +146,10 @@ class Window:
         return max(self.gaps) / 1e6
 
 
+def _short(file: str) -> str:
+    return os.path.relpath(file, ROOT).rpartition("site-packages/")[2]
+
+
 class Load:
     """The request thread: fixed schedule, one operation a request."""
 
@@ -201,7 +205,7 @@ class Load:
                 continue
             calls: list[str] = []
             while frame is not None and len(calls) < 5:
-                calls.append(f"{frame.f_code.co_name} ({os.path.relpath(frame.f_code.co_filename, ROOT)}:{frame.f_lineno})")
+                calls.append(f"{frame.f_code.co_name} ({_short(frame.f_code.co_filename)}:{frame.f_lineno})")
                 frame = frame.f_back
             if calls and "threading.py" not in calls[0]:
                 stacks.append(f"{thread.name}: {' < '.join(calls)}")
