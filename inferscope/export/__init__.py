@@ -1,4 +1,4 @@
-"""export: sends metrics and events over OTLP and keeps them on disk.
+"""export: sends metrics, events and the spans of slow requests over OTLP and keeps them on disk.
 
 `Exporter` is the whole room; `ExportBatch`, `Total` and `Event` are what it takes. Nothing here sets a global provider, starts a thread
 or opens a connection when no endpoint is configured.
@@ -7,6 +7,7 @@ or opens a connection when no endpoint is configured.
 from __future__ import annotations
 
 from inferscope.export.exporter import Exporter
+from inferscope.export.otlp.context import sampled_span
 from inferscope.export.otlp.logs import Event, breach_event, capture_event, incident_event
 from inferscope.export.otlp.metrics import ExportBatch, class_attributes
 from inferscope.export.otlp.series import Total
@@ -29,4 +30,5 @@ __all__ = [
     "read_ring",
     "read_store",
     "request_totals",
+    "sampled_span",
 ]

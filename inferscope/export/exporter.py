@@ -1,8 +1,8 @@
 """What leaves the process: one object that the export thread runs.
 
-`offer` and `event` only put things down and may be called from any thread; `run_once`, `flush` and `shutdown` do the work in whichever
-thread calls them, one at a time. Evidence on disk comes first, then log events, then metrics; each delivery is bounded, and so is the
-whole run. With no endpoint nothing is sent and no connection is opened.
+`offer`, `retain` and `event` only put things down and may be called from any thread; `run_once`, `flush` and `shutdown` do the work in
+whichever thread calls them, one at a time. Evidence on disk comes first, then log events, metrics and at last traces; each delivery is
+bounded, and so is the whole run. With no endpoint nothing is sent and no connection is opened.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from inferscope.export.otlp.series import CUMULATIVE, DELTA, Slices, Total
 from inferscope.export.otlp.target import TIMEOUT_S, delta_preferred, resolve
 from inferscope.export.otlp.transport import Outcome, Sender
 from inferscope.export.ring import Ring
+from inferscope.export.samples import Samples
 from inferscope.export.store import Store
 from inferscope.guard import guard, log_once
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from inferscope.export.otlp.logs import Event
-    from inferscope.export.otlp.series import Scalar, Series
+    from inferscope.export.otlp.series import Exemplar, Scalar, Series
     from inferscope.export.otlp.target import Target
+    from inferscope.export.otlp.traces import TraceSpan
+    from inferscope.types import Column, RequestRecord
 
 __all__ = ["EVENT_LIMIT", "Exporter"]
 
@@ -76,7 +79,7 @@ class Exporter:
         self._resource: Mapping[str, Scalar] = resource or {}
         self._lock = threading.Lock()
         self._senders: dict[str, Sender] = {}
-        for signal in ("logs", "metrics"):
+        for signal in ("logs", "traces", "metrics"):
             with guard("export"):
                 target = resolve(signal, endpoint=endpoint, protocol=protocol, headers=headers, environ=environ)
                 if target is not None:
@@ -98,13 +101,14 @@ class Exporter:
         self._batch: ExportBatch | None = None
         self._events: collections.deque[Event] = collections.deque()
         self._unkept: collections.deque[Event] = collections.deque()
+        self._samples = Samples()
         self._settle(directory)
         self._dropped: collections.Counter[str] = collections.Counter()
         self._undelivered = False
         self._closed = False
 
     def _settle(self, directory: Path | None) -> None:
-        self._rings = {signal: Ring(directory, signal) for signal in ("metrics", "logs")}
+        self._rings = {signal: Ring(directory, signal) for signal in ("metrics", "logs", "traces")}
         self._store = Store(None if directory is None else directory / "index.sqlite")
 
     def open(self, directory: Path | None) -> None:
@@ -128,6 +132,16 @@ class Exporter:
     def offer(self, batch: ExportBatch) -> None:
         """Put down the newest totals; a batch that was not exported yet is superseded, which loses nothing: they are running totals."""
         self._batch = batch
+
+    def retain(self, records: Sequence[RequestRecord], columns: Sequence[Column], sites: Mapping[int, str] | None = None) -> None:
+        """Put down a window's retained requests: some leave as spans, some as exemplars.
+
+        Args:
+            records: As in `Window.records`.
+            columns: Owners of time by column index, as in `Window.columns`.
+            sites: Code that held a lock, by site id.
+        """
+        self._samples.offer(records, columns, sites or {})
 
     def event(self, event: Event) -> None:
         """Put down an event; it is kept on disk once and sent until a receiver took it."""
@@ -165,21 +179,29 @@ class Exporter:
         batch, self._batch = self._batch, None
         slices = Slices()
         series: tuple[Series, ...] = ()
+        spans: list[TraceSpan] = []
         if batch is not None:
             self._resource = batch.resource
-            series = self._builder.build(batch, slices)
+            spans, exemplars = self._take_samples(slices)
+            series = self._builder.build(batch, slices, exemplars)
             series += self._own_series(batch, slices)
             slices.rest()
         with guard("export.keep"):
-            self._keep(series, slices)
+            self._keep(series, spans, slices)
         delivered = self._send_events(deadline, force=force)
         if batch is not None:
             self._undelivered = not self._send_metrics(series, batch, deadline, slices, force=force)
+        delivered = self._send_traces(deadline, slices, force=force) and delivered
         return delivered and not self._undelivered
+
+    def _take_samples(self, slices: Slices) -> tuple[list[TraceSpan], dict[tuple[str, ...], tuple[Exemplar, ...]]]:
+        sends = "traces" in self._senders
+        return self._samples.take(slices, send=sends, shown=sends or not self._senders)
 
     def _own_series(self, batch: ExportBatch, slices: Slices) -> tuple[Series, ...]:
         lost = {
             **self._dropped,
+            **self._samples.dropped,
             "series_overflow": self._builder.overflowed,
             "delta_window": self._sent_tracker.dropped,
             "ring_line": sum(ring.lost for ring in self._rings.values()),
@@ -193,7 +215,7 @@ class Exporter:
         own = ExportBatch((), tuple(totals), batch.start_unix_ns, batch.now_unix_ns, batch.resource)
         return self._builder.build(own, slices)
 
-    def _keep(self, series: tuple[Series, ...], slices: Slices) -> None:
+    def _keep(self, series: tuple[Series, ...], spans: Sequence[TraceSpan], slices: Slices) -> None:
         events: list[Event] = []
         while self._unkept:
             events.append(self._unkept.popleft())
@@ -207,6 +229,8 @@ class Exporter:
             self._store.add((), events)
         if events:
             self._rings["logs"].append(jsonlines.logs_line(events, self._resource))
+        if spans:
+            self._rings["traces"].append(jsonlines.traces_line(spans, self._resource, slices))
 
     def _send_events(self, deadline: float, *, force: bool) -> bool:
         sender = self._senders.get("logs")
@@ -223,6 +247,14 @@ class Exporter:
         elif outcome is not Outcome.SENT:
             self._events.extendleft(reversed(events))
         return outcome is Outcome.SENT
+
+    def _send_traces(self, deadline: float, slices: Slices, *, force: bool) -> bool:
+        sender = self._senders.get("traces")
+        if sender is None or not self._samples.waiting:
+            return True
+        with guard("export.traces"):
+            return self._samples.deliver(sender, self._resource, slices, lambda: deadline - time.monotonic(), force=force)
+        return False
 
     def _send_metrics(self, series: tuple[Series, ...], batch: ExportBatch, deadline: float, slices: Slices, *, force: bool) -> bool:
         sender = self._senders.get("metrics")
@@ -302,7 +334,8 @@ class Exporter:
             },
             "temporality": "delta" if self._delta else "cumulative",
             "events_waiting": len(self._events),
-            "dropped": dict(self._dropped),
+            "traces": {"sent": self._samples.sent, "waiting": self._samples.waiting},
+            "dropped": {**self._dropped, **self._samples.dropped},
             "series_overflow": self._builder.overflowed,
             "ring": {signal: ring.problem or "on" for signal, ring in self._rings.items()},
             "index": self._store.problem or "on",

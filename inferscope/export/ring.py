@@ -30,7 +30,7 @@ RING_BYTES: Final = 64 * 1024 * 1024
 PART_BYTES: Final = 4 * 1024 * 1024
 """Uncompressed size at which a part is closed."""
 
-_SHARE: Final = {"metrics": 0.875, "logs": 0.125}
+_SHARE: Final = {"metrics": 0.75, "logs": 0.125, "traces": 0.125}
 
 
 class Ring:
@@ -38,7 +38,7 @@ class Ring:
 
     Args:
         directory: Where the parts lie; None writes nothing.
-        signal: `metrics` or `logs`.
+        signal: `metrics`, `logs` or `traces`.
         total_bytes: Size of the whole ring; the signal takes its share.
         part_bytes: Size of one part before compression.
         unix_ns: Wall clock, which names the parts.

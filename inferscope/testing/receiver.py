@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from inferscope.export.otlp.decode import ReceivedLog, ReceivedPoint
+    from inferscope.export.otlp.traces import TraceSpan
 
 __all__ = ["OtlpReceiver", "ReceivedRequest", "merge", "percentile"]
 
@@ -136,6 +137,13 @@ class OtlpReceiver:
         records = [record for request in self.requests("/v1/logs") for record in log_records(request.body)]
         return [record for record in records if name is None or record.name == name]
 
+    def spans(self, name: str | None = None) -> list[TraceSpan]:
+        """Spans of all requests, oldest first."""
+        from inferscope.export.otlp.decode import trace_spans
+
+        spans = [span for request in self.requests("/v1/traces") for span in trace_spans(request.body)]
+        return [span for span in spans if name is None or span.name == name]
+
     def last(self, name: str, **attributes: Any) -> ReceivedPoint:
         """The newest point of a metric; keywords are attributes with `__` for dots.
 
@@ -228,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
             receiver.hold(receiver.delay_s)
         body = gzip.decompress(raw) if self.headers.get("content-encoding") == "gzip" else raw
         receiver.take(ReceivedRequest(self.path, {key.lower(): value for key, value in self.headers.items()}, body, len(raw)))
-        # partial_success { rejected_data_points: 1, error_message: "no" }, the same fields for metrics and logs
+        # partial_success { rejected_data_points: 1, error_message: "no" }, the same fields for every signal
         self._answer(200, b"\x0a\x06\x08\x01\x12\x02no" if mode == "partial" else b"")
 
     def _drip(self, receiver: OtlpReceiver) -> None:

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from inferscope.export.otlp.buckets import Buckets
+from inferscope.export.otlp.series import Exemplar
+from inferscope.export.otlp.traces import SpanEvent, TraceSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-__all__ = ["ReceivedLog", "ReceivedPoint", "log_records", "metric_points"]
+__all__ = ["ReceivedLog", "ReceivedPoint", "log_records", "metric_points", "trace_spans"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class ReceivedPoint:
     value: int | float | None
     """None for histograms."""
     buckets: Buckets | None
+    exemplars: tuple[Exemplar, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,12 @@ def metric_points(body: bytes) -> list[ReceivedPoint]:
                         unix_ns=point.time_unix_nano,
                         value=getattr(point, number) if number else None,
                         buckets=_buckets(kind, point),
+                        exemplars=tuple(
+                            Exemplar(
+                                each.as_double, each.time_unix_nano, (each.trace_id.hex(), each.span_id.hex()) if each.trace_id else None
+                            )
+                            for each in point.exemplars
+                        ),
                     )
                 )
     return found
@@ -131,4 +141,31 @@ def log_records(body: bytes) -> list[ReceivedLog]:
         for resource in ExportLogsServiceRequest.FromString(body).resource_logs
         for scope in resource.scope_logs
         for record in scope.log_records
+    ]
+
+
+def trace_spans(body: bytes) -> list[TraceSpan]:
+    """Every span of a serialized ExportTraceServiceRequest, in order.
+
+    Raises:
+        google.protobuf.message.DecodeError: The bytes are no such request.
+    """
+    return [
+        TraceSpan(
+            trace_id=span.trace_id.hex(),
+            span_id=span.span_id.hex(),
+            parent_id=span.parent_span_id.hex() or None,
+            name=span.name,
+            start_unix_ns=span.start_time_unix_nano,
+            end_unix_ns=span.end_time_unix_nano,
+            attributes=tuple(_attributes(span.attributes).items()),
+            events=tuple(
+                SpanEvent(event.name, event.time_unix_nano, tuple(_attributes(event.attributes).items())) for event in span.events
+            ),
+            links=tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
+            error=span.status.code == 2,
+        )
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
     ]

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from inferscope.export.otlp.logs import Event
-    from inferscope.export.otlp.series import Series
+    from inferscope.export.otlp.series import Exemplar, Series
+    from inferscope.export.otlp.traces import TraceSpan
 
-__all__ = ["logs_line", "metrics_line"]
+__all__ = ["logs_line", "metrics_line", "traces_line"]
 
 
 def metrics_line(series: Iterable[Series], resource: Mapping[str, Any], temporality: int = CUMULATIVE, slices: Slices | None = None) -> str:
@@ -51,6 +52,48 @@ def logs_line(events: Iterable[Event], resource: Mapping[str, Any]) -> str:
     )
 
 
+def traces_line(spans: Iterable[TraceSpan], resource: Mapping[str, Any], slices: Slices | None = None) -> str:
+    """An ExportTraceServiceRequest on one line, without the newline."""
+    slices = slices or Slices()
+    texts: list[str] = []
+    for item in spans:
+        texts.append(_span(item))
+        slices.step()
+    return (
+        f'{{"resourceSpans":[{{"resource":{_resource(resource)},"scopeSpans":[{{"scope":{{"name":"{semconv.SCOPE}"}},'
+        f'"spans":[{",".join(texts)}]}}]}}]}}'
+    )
+
+
+def _span(item: TraceSpan) -> str:
+    span: dict[str, Any] = {
+        "traceId": item.trace_id,
+        "spanId": item.span_id,
+        "flags": 257,
+        "name": item.name,
+        "kind": 1,
+        "startTimeUnixNano": str(item.start_unix_ns),
+        "endTimeUnixNano": str(item.end_unix_ns),
+        "attributes": _pairs(item.attributes),
+    }
+    if item.parent_id:
+        span["parentSpanId"] = item.parent_id
+    if item.events:
+        span["events"] = [
+            {"timeUnixNano": str(event.time_unix_ns), "name": event.name, "attributes": _pairs(event.attributes)} for event in item.events
+        ]
+    if item.links:
+        span["links"] = [{"traceId": trace, "spanId": other, "flags": 257} for trace, other in item.links]
+    if item.error:
+        span["status"] = {"code": 2}
+    return json.dumps(span, separators=(",", ":"))
+
+
+def _exemplar(item: Exemplar) -> str:
+    ids = f',"traceId":"{item.trace[0]}","spanId":"{item.trace[1]}"' if item.trace else ""
+    return f'{{"timeUnixNano":"{item.time_unix_ns}","asDouble":{_double(item.value)}{ids}}}'
+
+
 def _point(series: Series) -> tuple[str, str]:
     head = f'{{"attributes":{_attributes(series.attributes)},"startTimeUnixNano":"{series.start_unix_ns}","timeUnixNano":"{series.now_unix_ns}",'
     buckets = series.buckets
@@ -60,6 +103,8 @@ def _point(series: Series) -> tuple[str, str]:
     body = f'{head}"count":"{buckets.count}","sum":{_double(buckets.total)}'
     if buckets.low is not None and buckets.high is not None:
         body += f',"min":{_double(buckets.low)},"max":{_double(buckets.high)}'
+    if series.exemplars:
+        body += f',"exemplars":[{",".join(map(_exemplar, series.exemplars))}]'
     counts = '["' + '","'.join(map(str, buckets.counts.tolist())) + '"]' if buckets.counts.size else "[]"
     if buckets.scale is None:
         bounds = ",".join(_double(bound) for bound in buckets.bounds)

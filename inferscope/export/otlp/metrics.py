@@ -17,7 +17,7 @@ from inferscope.export.otlp.series import CUMULATIVE, Series, Slices, Total
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from inferscope.export.otlp.series import Attributes, Scalar
+    from inferscope.export.otlp.series import Attributes, Exemplar, Scalar
     from inferscope.types import ClassKey, Distribution
 
 
@@ -118,14 +118,24 @@ class SeriesBuilder:
         self._fallback = objective_bounds(min(bounds.values()) if bounds else None)
         self._admitted: set[tuple[str, Attributes]] = set()
         self._refused: set[tuple[str, Attributes]] = set()
+        self._exemplars: Mapping[tuple[str, ...], tuple[Exemplar, ...]] = {}
 
     @property
     def overflowed(self) -> int:
         """Distinct series that were folded into overflow series so far."""
         return len(self._refused)
 
-    def build(self, batch: ExportBatch, slices: Slices | None = None) -> tuple[Series, ...]:
-        """The series of a batch, requests and exact numbers first; empty distributions are left out."""
+    def build(
+        self, batch: ExportBatch, slices: Slices | None = None, exemplars: Mapping[tuple[str, ...], tuple[Exemplar, ...]] | None = None
+    ) -> tuple[Series, ...]:
+        """The series of a batch, requests and exact numbers first; empty distributions are left out.
+
+        Args:
+            batch: Running totals.
+            slices: Where to yield.
+            exemplars: By the labels of the requests' distributions.
+        """
+        self._exemplars = exemplars or {}
         slices = slices or Slices()
         result: list[Series] = []
         overflow: dict[str, Series] = {}
@@ -156,7 +166,9 @@ class SeriesBuilder:
             objective = self._bounds.get(item.labels[0]) if admitted and item.kind == "request" and item.labels else None
             buckets = explicit(item, objective_bounds(objective) if objective else self._fallback)
         if buckets.count:
-            self._place(Series(name, attributes, batch.start_unix_ns, batch.now_unix_ns, buckets), result if admitted else None, overflow)
+            shown = self._exemplars.get(item.labels, ()) if admitted and item.kind == "request" else ()
+            point = Series(name, attributes, batch.start_unix_ns, batch.now_unix_ns, buckets, exemplars=shown)
+            self._place(point, result if admitted else None, overflow)
 
     @staticmethod
     def _place(series: Series, result: list[Series] | None, overflow: dict[str, Series]) -> None:

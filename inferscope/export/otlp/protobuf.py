@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue, KeyValueList
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as pb
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1 import trace_pb2
 
 from inferscope import semconv
 
@@ -22,8 +24,20 @@ if TYPE_CHECKING:
 
     from inferscope.export.otlp.logs import Event
     from inferscope.export.otlp.series import Series
+    from inferscope.export.otlp.traces import TraceSpan
 
-__all__ = ["any_value", "framed", "logs_request", "metric", "point", "point_attributes", "rejected", "request"]
+__all__ = [
+    "any_value",
+    "framed",
+    "logs_request",
+    "metric",
+    "point",
+    "point_attributes",
+    "rejected",
+    "request",
+    "span",
+    "traces_request",
+]
 
 EXPONENTIAL = "exponential_histogram"
 EXPLICIT = "histogram"
@@ -73,6 +87,7 @@ def point(series: Series) -> tuple[str, bytes]:
             start_time_unix_nano=start,
             time_unix_nano=now,
         )
+        shaped.exemplars.extend(_exemplars(series))
         _extremes(shaped, buckets.low, buckets.high)
         return EXPLICIT, shaped.SerializeToString()
     body = pb.ExponentialHistogramDataPoint(
@@ -85,8 +100,21 @@ def point(series: Series) -> tuple[str, bytes]:
         start_time_unix_nano=start,
         time_unix_nano=now,
     )
+    body.exemplars.extend(_exemplars(series))
     _extremes(body, buckets.low, buckets.high)
     return EXPONENTIAL, body.SerializeToString()
+
+
+def _exemplars(series: Series) -> list[pb.Exemplar]:
+    return [
+        pb.Exemplar(
+            as_double=item.value,
+            time_unix_nano=item.time_unix_ns,
+            trace_id=bytes.fromhex(item.trace[0]) if item.trace else b"",
+            span_id=bytes.fromhex(item.trace[1]) if item.trace else b"",
+        )
+        for item in series.exemplars
+    ]
 
 
 def _extremes(body: pb.HistogramDataPoint | pb.ExponentialHistogramDataPoint, low: float | None, high: float | None) -> None:
@@ -166,12 +194,54 @@ def logs_request(events: Iterable[Event], resource: Mapping[str, Any]) -> bytes:
     return ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=_resource(resource), scope_logs=[scope])]).SerializeToString()
 
 
+_SAMPLED: Final = 0x1
+_KNOWN_LOCAL: Final = 0x100
+"""SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE: whether the parent is remote is known, and it is not."""
+
+
+def span(item: TraceSpan) -> bytes:
+    """A serialized span as it stands in ScopeSpans."""
+    body = trace_pb2.Span(
+        trace_id=bytes.fromhex(item.trace_id),
+        span_id=bytes.fromhex(item.span_id),
+        parent_span_id=bytes.fromhex(item.parent_id or ""),
+        flags=_SAMPLED | _KNOWN_LOCAL,
+        name=item.name,
+        kind=trace_pb2.Span.SPAN_KIND_INTERNAL,
+        start_time_unix_nano=item.start_unix_ns,
+        end_time_unix_nano=item.end_unix_ns,
+        attributes=key_values(item.attributes),
+        events=[
+            trace_pb2.Span.Event(time_unix_nano=event.time_unix_ns, name=event.name, attributes=key_values(event.attributes))
+            for event in item.events
+        ],
+        links=[
+            trace_pb2.Span.Link(trace_id=bytes.fromhex(trace), span_id=bytes.fromhex(other), flags=_SAMPLED | _KNOWN_LOCAL)
+            for trace, other in item.links
+        ],
+    )
+    if item.error:
+        body.status.code = trace_pb2.Status.STATUS_CODE_ERROR
+    return _wrap(trace_pb2.ScopeSpans.SPANS_FIELD_NUMBER, body.SerializeToString())
+
+
+def traces_request(spans: Iterable[bytes], resource: Mapping[str, Any]) -> bytes:
+    """A serialized ExportTraceServiceRequest around serialized spans."""
+    scope = trace_pb2.ScopeSpans(scope=InstrumentationScope(name=semconv.SCOPE)).SerializeToString() + b"".join(spans)
+    outer = trace_pb2.ResourceSpans(resource=_resource(resource)).SerializeToString()
+    outer += _wrap(trace_pb2.ResourceSpans.SCOPE_SPANS_FIELD_NUMBER, scope)
+    return _wrap(ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER, outer)
+
+
 def rejected(signal: str, body: bytes) -> tuple[int, str]:
     """Points or records that a receiver refused in a successful answer (partial success), and its reason."""
     try:
         if signal == "metrics":
             metrics = ExportMetricsServiceResponse.FromString(body).partial_success
             return metrics.rejected_data_points, metrics.error_message
+        if signal == "traces":
+            traces = ExportTraceServiceResponse.FromString(body).partial_success
+            return traces.rejected_spans, traces.error_message
         logs = ExportLogsServiceResponse.FromString(body).partial_success
     except Exception:  # noqa: BLE001  (some receivers answer a success with JSON or text)
         return 0, ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Scalar = str | bool | int | float
     Attributes = tuple[tuple[str, Scalar], ...]
 
-__all__ = ["CUMULATIVE", "DELTA", "Series", "Slices", "Total"]
+__all__ = ["CUMULATIVE", "DELTA", "Exemplar", "Series", "Slices", "Total"]
 
 CUMULATIVE: Final = 2
 """OTLP's AGGREGATION_TEMPORALITY_CUMULATIVE."""
@@ -36,6 +36,17 @@ class Total:
 
 
 @dataclass(frozen=True, slots=True)
+class Exemplar:
+    """One request that stands in a histogram."""
+
+    value: float
+    """Seconds."""
+    time_unix_ns: int
+    trace: tuple[str, str] | None = None
+    """Trace and span id in hex of a span that was sampled; None where there is none to look at."""
+
+
+@dataclass(frozen=True, slots=True)
 class Series:
     """One point of one series: `buckets` for a histogram, else `value`."""
 
@@ -46,6 +57,8 @@ class Series:
     buckets: Buckets | None = None
     value: int | float = 0
     monotonic: bool = True
+    exemplars: tuple[Exemplar, ...] = ()
+    """Of the time since the last export, whatever the temporality of the numbers."""
 
     @property
     def key(self) -> tuple[str, Attributes]:

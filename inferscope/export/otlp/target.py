@@ -1,4 +1,4 @@
-"""Where a signal goes: keyword > OTEL_EXPORTER_OTLP_{METRICS,LOGS}_* > OTEL_EXPORTER_OTLP_* > nothing.
+"""Where a signal goes: keyword > OTEL_EXPORTER_OTLP_{METRICS,LOGS,TRACES}_* > OTEL_EXPORTER_OTLP_* > nothing.
 
 Without an endpoint there is no target and no connection, not even to localhost.
 """
@@ -31,7 +31,7 @@ class Target:
     """One signal's receiver."""
 
     signal: str
-    """`metrics` or `logs`."""
+    """`metrics`, `logs` or `traces`."""
     protocol: str
     endpoint: str
     """The full URL for HTTP, `host:port` (or a gRPC target) for gRPC."""
@@ -71,7 +71,7 @@ def resolve(
     """The receiver of a signal, or None when there is none.
 
     Args:
-        signal: `metrics` or `logs`.
+        signal: `metrics`, `logs` or `traces`.
         endpoint: A base URL, as in OTEL_EXPORTER_OTLP_ENDPOINT; a trailing `/v1/<signal>` is taken off.
         protocol: `http/protobuf` or `grpc`; without one, port 4317 means gRPC and anything else HTTP.
         headers: Added to those of the environment, and stronger.
