@@ -138,8 +138,13 @@ def configure(**keywords: Unpack[Keywords]) -> None:
             guard.log_once(f"integration {name}", f"{error}; it is left out")
 
 
-def _running() -> Runtime | None:
+def _current() -> Runtime | None:
     return _runtime
+
+
+def running() -> bool:
+    """Whether `configure()` was called in this process and not undone since."""
+    return _runtime is not None
 
 
 def shutdown(timeout_s: float = 1.0) -> None:
@@ -154,7 +159,7 @@ def shutdown(timeout_s: float = 1.0) -> None:
 
 def flush(timeout_s: float = 2.0) -> bool:
     """Take a window now and send everything pending; returns whether all of it left within `timeout_s` seconds (default 2)."""
-    running = _running()
+    running = _current()
     if running is None:
         return False
     with guard.guard("flush"):
@@ -164,7 +169,7 @@ def flush(timeout_s: float = 2.0) -> bool:
 
 def ready(warm: bool | None = None) -> bool:  # noqa: FBT001  (reads as a sentence: ready(True))
     """Whether warm-up is over; `ready(True)` ends it, for services that know when they are warm."""
-    running = _running()
+    running = _current()
     if running is None:
         return False
     if warm:
@@ -174,7 +179,7 @@ def ready(warm: bool | None = None) -> bool:  # noqa: FBT001  (reads as a senten
 
 def status() -> dict[str, Any]:
     """What is on, what is off and why, drops, errors and our own overhead."""
-    running = _running()
+    running = _current()
     base: dict[str, Any] = {
         "core": core.IMPLEMENTATION,
         "core_note": core.REASON,
@@ -195,7 +200,7 @@ def status() -> dict[str, Any]:
 
 def snapshot() -> Snapshot:
     """Counts and percentiles of every series since start, in seconds; empty when nothing runs."""
-    running = _running()
+    running = _current()
     if running is None:
         import time
 
@@ -223,7 +228,7 @@ def capture_now(*, reason: str, requests: int = 8) -> str:
 
     if not 1 <= requests <= 64:
         raise ConfigurationError("requests", requests, "an integer from 1 to 64")
-    running = _running()
+    running = _current()
     if running is None:
         raise CaptureRefusedError("inferscope is not configured in this process; call inferscope.configure() first")
     return running.capture_now(reason, requests)

@@ -23,7 +23,7 @@ from inferscope.slots import slots
 from inferscope.types import SpanFlag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["GROUP", "Integration", "Registry", "record_copy", "record_wait", "recorder", "registry"]
 
@@ -66,6 +66,8 @@ class Registry:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.RLock()
+        self.on_active: Callable[[str], None] | None = None
+        """Called with the name of each integration that became active."""
 
     @staticmethod
     def available() -> dict[str, importlib.metadata.EntryPoint]:
@@ -138,6 +140,8 @@ class Registry:
             entry.integration.patch(entry.ledger)
         if contained.ok:
             entry.state, entry.reason = "active", ""
+            if self.on_active is not None:
+                self.on_active(entry.integration.name)
         else:
             entry.ledger.undo()
             entry.state, entry.reason = "skipped", "patching failed; see the log"

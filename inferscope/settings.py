@@ -18,7 +18,7 @@ from inferscope.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["KEYS", "Settings", "flag", "load", "parse_slo"]
+__all__ = ["KEYS", "Settings", "flag", "load", "parse_slo", "read"]
 
 FILE_SCHEMA: Final = 1
 PREFIX: Final = "INFERSCOPE_"
@@ -164,7 +164,12 @@ KEYS: Final[Mapping[str, tuple[Callable[[Any], Any], str]]] = {
 """Parser and accepted form of each key."""
 
 
-def _read(key: str, value: Any, source: str) -> Any:
+def read(key: str, value: Any, source: str) -> Any:
+    """Parse one value as it may come from anywhere.
+
+    Raises:
+        ConfigurationError: It cannot be used; `source` is what the message names.
+    """
     parse, accepted = KEYS[key]
     try:
         return parse(value)
@@ -200,7 +205,7 @@ def load(keywords: Mapping[str, Any], *, environ: Mapping[str, str] | None = Non
         if key not in KEYS:
             raise ConfigurationError(key, value, f"unknown keyword; known are {', '.join(KEYS)}")
         if value is not None:
-            values[key] = _read(key, value, key)
+            values[key] = read(key, value, key)
     values["state_dir"] = _state_dir(values.get("state_dir"), environ, problems)
     settings = Settings(**values, problems=tuple(problems))
     for line in problems:
@@ -212,7 +217,7 @@ def _take(values: dict[str, Any], key: str, value: Any, source: str, problems: l
     try:
         if key not in KEYS:
             raise ConfigurationError(source, value, f"unknown setting; known are {', '.join(KEYS)}")  # noqa: TRY301
-        values[key] = _read(key, value, source)
+        values[key] = read(key, value, source)
     except ConfigurationError as error:
         if guard.strict():
             raise

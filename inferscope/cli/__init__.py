@@ -20,10 +20,15 @@ __all__ = ["VERBS", "main"]
 
 VERBS: Final = {
     "demo": "run the headline case on this machine: a slow service, its diagnosis, and the fixed one",
+    "run": "run a Python service with inferscope in it, without changing its code",
     "incidents": "list the incidents of all services and workers",
     "explain": "say why: diagnose an incident's evidence, or summarise a torch.profiler trace",
     "report": "render an incident's stored diagnosis",
     "bench": "put load on a function or an address and say what it measures, how surely",
+    "compare": "compare two runs that were made one after the other",
+    "ab": "compare two versions of a service in one session, block by block in turn",
+    "history": "list the runs of a directory, or write them as CSV for change points",
+    "bundle": "pack an incident with its evidence chain into one file, verified first",
     "doctor": "check what inferscope can measure here, and say why not",
     "verify": "recompute the hashes of an incident's evidence chain",
 }
