@@ -46,7 +46,8 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
 
 def run(options: argparse.Namespace) -> int:  # noqa: RET503  (os.execve does not return)
     """Become the command; with --json, only say what would be run."""
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    words: list[str] = options.command
+    command = words[1:] if words[:1] == ["--"] else words
     if not command:
         sys.stderr.write("inferscope run: nothing to run; the form is: inferscope run [options] -- python serve.py\n")
         return 64
