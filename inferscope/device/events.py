@@ -35,8 +35,8 @@ _MIX: Final = 2654435761  # Knuth's multiplicative hash: neighbouring request id
 
 Started: TypeAlias = tuple[Any, Any, int, float, Any]
 """Event, stream, instant before the record, weight, request."""
-Pending: TypeAlias = tuple[Any, Any, int, bool, int, int, str, Any, float, int]
-"""First and last event, id of the last stream, whether the first was on another, issue, return, name, request, weight, bytes."""
+Pending: TypeAlias = tuple[Any, Any, int, bool, int, int, str, Any, float, int, int]
+"""First and last event, id of the last stream, whether the first was on another, issue, return, name, request, weight, bytes, flags."""
 
 
 class Counts(NamedTuple):
@@ -120,13 +120,14 @@ class Channel:
         self._left -= 1
         return event, stream, issue, self.weight, request
 
-    def end(self, started: Started, name: str, nbytes: int = 0) -> None:
+    def end(self, started: Started, name: str, nbytes: int = 0, flags: int = 0) -> None:
         """Mark the end of the work that `begin` started, on the stream that is current now.
 
         Args:
             started: What `begin` returned.
             name: Label of the span: a stage's name, or `copy:h2d`.
             nbytes: Bytes, for a copy.
+            flags: Bits of `types.SpanFlag`.
         """
         first, before, issue, weight, request = started
         last = None
@@ -146,7 +147,11 @@ class Channel:
             return
         identity = stream.stream_id
         self.recorded += 1
-        self.inbox.append((first, last, identity, identity != before.stream_id, issue, self._clock(), name, request, weight, nbytes))
+        self.inbox.append((first, last, identity, identity != before.stream_id, issue, self._clock(), name, request, weight, nbytes, flags))
+
+    def abandon(self, started: Started) -> None:
+        """Forget a start whose work failed or was none."""
+        self.pool.append(started[0])
 
     def _drawn(self, request: Any) -> bool:
         identity = self.seen if request is None else request.id

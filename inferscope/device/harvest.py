@@ -57,6 +57,8 @@ class DeviceSpan(NamedTuple):
     request: Any
     """The request, perhaps closed by now, or None."""
     nbytes: int
+    flags: int
+    """Bits of `types.SpanFlag`."""
 
 
 class _Stream:
@@ -238,7 +240,7 @@ class Harvester:
 
     def _read(self, device: _Device, identity: int, stream: _Stream, entry: Pending, *, shared: bool) -> None:
         channel = device.channel
-        first, last, _, cross, issue, returned, name, request, weight, nbytes = entry
+        first, last, _, cross, issue, returned, name, request, weight, nbytes, flags = entry
         try:
             elapsed = first.elapsed_time(last)
             found = device.timeline.locate(first, issue)
@@ -280,6 +282,7 @@ class Harvester:
                 weight=weight,
                 request=request,
                 nbytes=nbytes,
+                flags=flags,
             )
         )
 
@@ -295,7 +298,7 @@ class Harvester:
         recorder = self._recorder
         if recorder is not None:
             start = span.issue_ns if span.start_ns is None else span.start_ns
-            recorder.interval("device", span.name, start, start + span.exec_ns, aux=span.nbytes)
+            recorder.interval("device", span.name, start, start + span.exec_ns, flags=span.flags, aux=span.nbytes)
             if span.start_ns is not None:
                 recorder.interval("device.queue", span.name, span.issue_ns, max(span.issue_ns, span.start_ns))
         for sink in self.sinks:

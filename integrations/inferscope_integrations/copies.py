@@ -1,4 +1,4 @@
-"""torch copies between host and device: bytes, direction, pinned or pageable, blocking or not, and the line that asked.
+"""torch copies between host and device: bytes, direction, pinned or pageable, blocking or not, the line that asked, and the device's time.
 
 Plain closures on `torch.Tensor`: the torch function and dispatch modes tax every operation and see one thread only. What is called a
 synchronous pageable copy is told from facts (`non_blocking`, `is_pinned()`), never from time. Copies inside compiled graphs and C++ are not
@@ -12,11 +12,15 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from inferscope.clock import now_ns
-from inferscope.integration import Integration, record_copy
+from inferscope.device.copies import PREFIX
+from inferscope.device.events import timer
+from inferscope.integration import Integration, record_copy, recorder
+from inferscope.types import SpanFlag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from inferscope.device.events import Channel, Started
     from inferscope.patching import Ledger, Patch
 
 __all__ = ["CopiesIntegration", "direction"]
@@ -37,13 +41,44 @@ def _site(depth: int) -> str:
     return f"{code.co_name} ({code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno})"
 
 
-def _report(host_side: Any, way: str, nbytes: int, began: int, ended: int, *, non_blocking: bool) -> None:
+def _begin(device: Any) -> tuple[Channel, Started] | None:
+    """Mark the start of a copy on the device it concerns; None when it is not timed."""
+    try:
+        channel = timer.channel(device)
+        started = None if channel is None else channel.begin(recorder().current())
+    except Exception:  # noqa: BLE001  (the copy goes on)
+        return None
+    return None if channel is None or started is None else (channel, started)
+
+
+def _abandon(begun: tuple[Channel, Started] | None) -> None:
+    if begun is not None:
+        begun[0].abandon(begun[1])
+
+
+def _report(
+    begun: tuple[Channel, Started] | None, host_side: Any, way: str, nbytes: int, began: int, ended: int, *, non_blocking: bool
+) -> None:
     try:
         pageable = not host_side.is_pinned()
         # A copy from or to pageable memory is staged and waits, whatever non_blocking says.
-        record_copy(way, nbytes, began, ended, sync=not non_blocking or pageable, pageable=pageable, site=_site(3))
+        sync = not non_blocking or pageable
+        if begun is not None:
+            flags = (SpanFlag.SYNC if sync else 0) | (SpanFlag.PAGEABLE if pageable else 0)
+            begun[0].end(begun[1], PREFIX + way, nbytes, flags)
+        record_copy(way, nbytes, began, ended, sync=sync, pageable=pageable, site=_site(3))
     except Exception:  # noqa: BLE001  (the copy itself has succeeded; a lost record must not turn it into an error)
         pass
+
+
+def _device_asked(args: tuple[Any, ...], kwargs: dict[str, Any], device_type: type, tensor_type: type) -> Any:
+    """The device that `to` was asked for; None when it was asked for a dtype alone."""
+    value = args[0] if args else kwargs.get("device", kwargs.get("other"))
+    if isinstance(value, device_type):
+        return value
+    if isinstance(value, str):
+        return device_type(value)
+    return getattr(value, "device", None) if isinstance(value, tensor_type) else None
 
 
 class CopiesIntegration(Integration):
@@ -58,46 +93,88 @@ class CopiesIntegration(Integration):
         """Replace the copying methods, and `Module._apply`, whose thousands of copies at load time are no request's."""
         import torch
 
-        is_compiling = torch.compiler.is_compiling
-
-        def moving(original: Any, patch: Patch) -> Callable[..., Any]:
-            def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-                if is_compiling() or not patch.active or _moving_module.get():
-                    return original(self, *args, **kwargs)
-                began = now_ns()
-                result = original(self, *args, **kwargs)
-                way = direction(self.is_cpu, result.is_cpu)
-                if way is not None:
-                    asynchronous = bool(kwargs.get("non_blocking")) or any(a is True for a in args[1:2])
-                    _report(self if way == "h2d" else result, way, result.nbytes, began, now_ns(), non_blocking=asynchronous)
-                return result
-
-            return method
-
-        def copying(original: Any, patch: Patch) -> Callable[..., Any]:
-            def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: FBT001, FBT002  (torch's own signature)
-                if is_compiling() or not patch.active:
-                    return original(self, src, non_blocking)
-                began = now_ns()
-                result = original(self, src, non_blocking)
-                way = direction(src.is_cpu, self.is_cpu)
-                if way is not None:
-                    _report(src if way == "h2d" else self, way, self.nbytes, began, now_ns(), non_blocking=non_blocking)
-                return result
-
-            return copy_
-
-        def applying(original: Any, _patch: Patch) -> Callable[..., Any]:
-            def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-                token = _moving_module.set(True)
-                try:
-                    return original(self, *args, **kwargs)
-                finally:
-                    _moving_module.reset(token)
-
-            return _apply
-
         for name in ("to", "cuda", "cpu"):
-            ledger.replace(torch.Tensor, name, moving)
-        ledger.replace(torch.Tensor, "copy_", copying)
-        ledger.replace(torch.nn.Module, "_apply", applying)
+            ledger.replace(torch.Tensor, name, _moving(torch, name))
+        ledger.replace(torch.Tensor, "copy_", _copying(torch))
+        ledger.replace(torch.nn.Module, "_apply", _applying)
+
+
+def _moving(torch: Any, name: str) -> Callable[[Any, Patch], Callable[..., Any]]:
+    """Makes `Tensor.to`, `cuda` or `cpu`."""
+    is_compiling = torch.compiler.is_compiling
+
+    def where(tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The device that the copy concerns, when it is one between host and device."""
+        try:
+            if name == "cpu":
+                return None if tensor.is_cpu else tensor.device
+            if name == "cuda":
+                return torch.device("cuda") if tensor.is_cpu else None
+            asked = _device_asked(args, kwargs, torch.device, torch.Tensor)
+            if asked is None or (asked.type == "cpu") == tensor.is_cpu:
+                return None
+            return asked if tensor.is_cpu else tensor.device
+        except Exception:  # noqa: BLE001  (the original will complain about its arguments)
+            return None
+
+    def make(original: Any, patch: Patch) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not patch.active or _moving_module.get():
+                return original(self, *args, **kwargs)
+            began = now_ns()
+            device = where(self, args, kwargs) if timer.enabled else None
+            begun = None if device is None else _begin(device)
+            try:
+                result = original(self, *args, **kwargs)
+            except BaseException:
+                _abandon(begun)
+                raise
+            way = direction(self.is_cpu, result.is_cpu)
+            if way is None:
+                _abandon(begun)
+            else:
+                asynchronous = bool(kwargs.get("non_blocking")) or any(a is True for a in args[1:2])
+                _report(begun, self if way == "h2d" else result, way, result.nbytes, began, now_ns(), non_blocking=asynchronous)
+            return result
+
+        return method
+
+    return make
+
+
+def _copying(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
+    """Makes `Tensor.copy_`."""
+    is_compiling = torch.compiler.is_compiling
+
+    def make(original: Any, patch: Patch) -> Callable[..., Any]:
+        def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: FBT001, FBT002  (torch's own signature)
+            if is_compiling() or not patch.active:
+                return original(self, src, non_blocking)
+            began = now_ns()
+            begun = None
+            if timer.enabled and getattr(src, "is_cpu", self.is_cpu) != self.is_cpu:
+                begun = _begin(src.device if self.is_cpu else self.device)
+            try:
+                result = original(self, src, non_blocking)
+            except BaseException:
+                _abandon(begun)
+                raise
+            way = direction(src.is_cpu, self.is_cpu)
+            if way is not None:
+                _report(begun, src if way == "h2d" else self, way, self.nbytes, began, now_ns(), non_blocking=non_blocking)
+            return result
+
+        return copy_
+
+    return make
+
+
+def _applying(original: Any, _patch: Patch) -> Callable[..., Any]:
+    def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _moving_module.set(True)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _moving_module.reset(token)
+
+    return _apply

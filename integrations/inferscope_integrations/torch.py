@@ -1,7 +1,8 @@
-"""torch: the outermost forward of any `nn.Module` as a stage.
+"""torch: the outermost forward of any `nn.Module` as a stage, and what it took on the device.
 
 The patch sits on the class (`nn.Module.__call__`), so that existing models, TorchScript modules and compiled wrappers are covered and no
 user object is touched. `torch.compiler.is_compiling()` comes first: a clock read inside traced code breaks the graph (pytorch#117584).
+Graph captures are watched, so that nothing of ours asks a device during one (pytorch#104555).
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from inferscope.device.backends import captures
+from inferscope.device.events import timer
 from inferscope.integration import Integration, recorder
 from inferscope.slots import slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from inferscope.device.events import Channel, Started
     from inferscope.patching import Ledger, Patch
 
 __all__ = ["FORWARD", "TorchIntegration"]
@@ -40,6 +44,26 @@ def _stage_name(module: Any) -> str:
     return known[1] if known is not None else FORWARD
 
 
+def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Channel, Started] | None:
+    """Mark the start on the device of the first input; None for the host's, or when this call is not timed."""
+    try:
+        value: Any = args[0] if args else next(iter(kwargs.values()), None)
+        kind: type[Any] = type(value)
+        if issubclass(kind, (list, tuple)):
+            value = next(iter(value), None)
+        elif issubclass(kind, dict):
+            value = next(iter(value.values()), None)
+        if value is None or getattr(value, "is_cpu", True):
+            return None
+        channel = timer.channel(value.device)
+        if channel is None:
+            return None
+        started = channel.begin(recorder().current())
+    except Exception:  # noqa: BLE001  (an input that only looks like a tensor; the forward goes on)
+        return None
+    return None if started is None else (channel, started)
+
+
 class TorchIntegration(Integration):
     """Times the outermost `nn.Module.__call__` on each thread and task."""
 
@@ -49,7 +73,7 @@ class TorchIntegration(Integration):
     versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((2, 4), None)
 
     def patch(self, ledger: Ledger) -> None:
-        """Replace `torch.nn.Module.__call__`."""
+        """Replace `torch.nn.Module.__call__`, and where graph captures begin and end."""
         import torch
 
         is_compiling = torch.compiler.is_compiling
@@ -60,17 +84,55 @@ class TorchIntegration(Integration):
                 if is_compiling() or _inside.get() or not patch.active:
                     return original(self, *args, **kwargs)
                 token = _inside.set(True)
+                name = _stage_name(self)
                 try:
-                    with recorder().stage(_stage_name(self)):
-                        return original(self, *args, **kwargs)
+                    with recorder().stage(name):
+                        begun = _begin(args, kwargs) if timer.enabled else None
+                        if begun is None:
+                            return original(self, *args, **kwargs)
+                        try:
+                            return original(self, *args, **kwargs)
+                        finally:
+                            begun[0].end(begun[1], name)
                 finally:
                     _inside.reset(token)
 
             return __call__
 
         ledger.replace(torch.nn.Module, "__call__", make)
+        _watch_captures(torch, ledger)
 
     def unpatch(self) -> None:
         """Stop naming modules."""
         slots.on_model_loaded = None
         _names.clear()
+
+
+def _watch_captures(torch: Any, ledger: Ledger) -> None:
+    """Tell the watch about captures that Python begins; those of C++ code are survived through the relaxed mode of the harvesting thread."""
+
+    def beginning(original: Any, _patch: Patch) -> Callable[..., Any]:
+        def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+            captures.begin(self)
+            try:
+                return original(self, *args, **kwargs)
+            except BaseException:
+                captures.end(self)
+                raise
+
+        return capture_begin
+
+    def ending(original: Any, _patch: Patch) -> Callable[..., Any]:
+        def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                captures.end(self)
+
+        return capture_end
+
+    for where, name in (("cuda", "CUDAGraph"), ("xpu", "XPUGraph"), ("accelerator", "Graph")):
+        graph = getattr(getattr(torch, where, None), name, None)
+        if isinstance(graph, type):
+            ledger.replace(graph, "capture_begin", beginning)
+            ledger.replace(graph, "capture_end", ending)

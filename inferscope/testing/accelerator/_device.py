@@ -188,7 +188,7 @@ class Accelerator:
     def operations(self) -> list[Operation]:
         """Everything that ran since `reset()` or `clear_log()`, in the order of issue (blocking copies: of return)."""
         size = int(self._core.sim_log_size())
-        rows: Any = (_Row * max(1, size))()
+        rows = (_Row * max(1, size))()
         size = int(self._core.sim_log_copy(ctypes.byref(rows), 0, size))
         names: dict[int, str] = {}
         found: list[Operation] = []
@@ -198,7 +198,7 @@ class Accelerator:
                 names[row.name] = self._core.sim_name(row.name).decode()
             found.append(
                 Operation(
-                    kind=_KINDS[row.kind],
+                    kind=_KINDS[int(row.kind)],
                     name=names[row.name],
                     device=row.device,
                     stream=row.stream,

@@ -53,19 +53,17 @@ bool pinned(const at::Tensor& tensor) { return sim::pinned(tensor.data_ptr()); }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
   if (self.numel() == 0) return to;
-  if (quiet == 0) {
-    const auto bytes = static_cast<int64_t>(to.nbytes());
-    const int device = to.is_privateuseone() ? to.device().index() : self.device().index();
-    const int stream = sim::stream_now(device);
-    if (!self.is_privateuseone()) {
-      sim::copy(device, stream, sim::kH2D, bytes, !pinned(self), non_blocking);
-    } else if (!to.is_privateuseone()) {
-      sim::copy(device, stream, sim::kD2H, bytes, !pinned(to), non_blocking);
-    } else {
-      sim::copy(device, stream, sim::kD2D, bytes, false, true);
-    }
+  if (quiet > 0) {
+    host(to).copy_(host(self));
+    return to;
   }
+  const int device = to.is_privateuseone() ? to.device().index() : self.device().index();
+  const sim::Kind kind = !self.is_privateuseone() ? sim::kH2D : !to.is_privateuseone() ? sim::kD2H : sim::kD2D;
+  const bool pageable = (kind == sim::kH2D && !pinned(self)) || (kind == sim::kD2H && !pinned(to));
+  const sim::Operation issued =
+      sim::copy(device, sim::stream_now(device), kind, static_cast<int64_t>(to.nbytes()), pageable, non_blocking);
   host(to).copy_(host(self));
+  sim::finish(issued);
   return to;
 }
 

@@ -163,28 +163,30 @@ void launch(int device, int stream, const std::string& name) {
   kernel(device, stream, name, duration);
 }
 
-void copy(int device, int stream, Kind kind, int64_t bytes, bool pageable, bool non_blocking) {
+Operation copy(int device, int stream, Kind kind, int64_t bytes, bool pageable, bool non_blocking) {
   const bool blocking = kind != kD2D && (pageable || !non_blocking);
-  Operation done;
-  {
-    std::lock_guard<std::mutex> held(lock_);
-    planted(kApiCopy);
-    const int64_t issue = called();
-    if (Graph* graph = devices_[device].streams[stream].graph) {
-      if (blocking) {
-        kill(graph, "copy");
-        throw Error("SIM error: a blocking copy is not permitted when stream is capturing");
-      }
-      graph->nodes.push_back({kind, intern("copy"), transfer_ns(bytes, kind == kH2D ? kToDevice : kToHost), bytes});
-      return;
-    }
-    done = transfer(device, stream, kind, bytes, pageable, issue);
-  }
-  if (blocking) wait_until(done.end);
-  done.returned = now();
-  done.flags = (pageable ? kPageable : 0) | (blocking ? kBlocking : 0);
   std::lock_guard<std::mutex> held(lock_);
-  note(done);
+  planted(kApiCopy);
+  const int64_t issue = called();
+  if (Graph* graph = devices_[device].streams[stream].graph) {
+    if (blocking) {
+      kill(graph, "copy");
+      throw Error("SIM error: a blocking copy is not permitted when stream is capturing");
+    }
+    graph->nodes.push_back({kind, intern("copy"), transfer_ns(bytes, kind == kH2D ? kToDevice : kToHost), bytes});
+    return {};
+  }
+  Operation issued = transfer(device, stream, kind, bytes, pageable, issue);
+  issued.flags = (pageable ? kPageable : 0) | (blocking ? kBlocking : 0);
+  return issued;
+}
+
+void finish(Operation copy) {
+  if (copy.end == 0) return;  // it went into a capture
+  if (copy.flags & kBlocking) wait_until(copy.end);
+  copy.returned = now();
+  std::lock_guard<std::mutex> held(lock_);
+  note(copy);
 }
 
 void scalar(int device, int stream, int64_t bytes) {

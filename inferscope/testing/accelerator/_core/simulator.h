@@ -45,7 +45,8 @@ int64_t now();
 // Work on the calling thread's behalf.
 void kernel(int device, int stream, const std::string& name, int64_t duration_ns);
 void launch(int device, int stream, const std::string& name);  // duration from the table of costs
-void copy(int device, int stream, Kind kind, int64_t bytes, bool pageable, bool non_blocking);
+Operation copy(int device, int stream, Kind kind, int64_t bytes, bool pageable, bool non_blocking);
+void finish(Operation copy);  // waits for a blocking one; the bytes are moved in between
 void scalar(int device, int stream, int64_t bytes);
 void synchronize_stream(int device, int stream);
 void synchronize_device(int device);

@@ -1,0 +1,159 @@
+"""The driver's answers through the real nvidia-ml-py, from a library compiled for the test."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inferscope.device.nvml import NvmlMonitor, uuid_of
+
+FIRST, SECOND = (f"GPU-0000000{number}-aaaa-bbbb-cccc-dddddddddddd" for number in (1, 2))
+UTILIZATION, USED, CLOCK, REASONS = range(4)
+NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, LOST, UNKNOWN = 3, 4, 9, 15, 999
+
+
+def built(folder: Path, *flags: str) -> Path:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    assert compiler is not None, "the driver's stand-in needs a C compiler"
+    path = folder / "libnvidia-ml.so.1"
+    source = Path(__file__).parent / "fake_nvml.c"
+    subprocess.run([compiler, "-shared", "-fPIC", *flags, "-Wl,-soname,libnvidia-ml.so.1", str(source), "-o", str(path)], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    # Loaded first and found again by its soname, so that no search path has to change.
+    return ctypes.CDLL(str(built(tmp_path_factory.mktemp("nvml"))), ctypes.RTLD_GLOBAL)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 10**12
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def driver(library):
+    for card in (0, 1):
+        for field, value in ((UTILIZATION, 35), (USED, 1024), (CLOCK, 1980), (REASONS, 0)):
+            library.fake_set(card, field, value, 0)
+    library.fake_init_fails(0)
+    return library
+
+
+@pytest.fixture
+def monitor(driver):
+    clock = Clock()
+    made = NvmlMonitor(clock)
+    made.advance = lambda: setattr(clock, "now", clock.now + 10**9)
+    yield made
+    made.close()
+
+
+def test_what_the_driver_tells_is_passed_on(driver, monitor) -> None:
+    driver.fake_set(1, UTILIZATION, 90, 0)
+    driver.fake_set(1, REASONS, 0x4 | 0x40 | 0x1, 0)
+    first, second = monitor.run_once()
+    assert (first.uuid, first.utilization, first.memory_used_bytes, first.memory_total_bytes) == (FIRST, 0.35, 1 << 30, 80 << 30)
+    assert (first.clock_hz, first.slowed, first.lost) == (1_980_000_000, (), False)
+    assert (second.uuid, second.utilization, second.slowed) == (SECOND, 0.9, ("sw_power_cap", "hw_thermal"))
+
+
+@pytest.mark.parametrize("failure", [NOT_SUPPORTED, NO_PERMISSION])
+def test_what_is_not_told_is_unknown_and_not_asked_again(driver, monitor, failure) -> None:
+    driver.fake_set(0, UTILIZATION, 35, failure)
+    driver.fake_set(0, USED, 1024, failure)
+    first, second = monitor.run_once()
+    assert (first.utilization, first.memory_used_bytes, first.memory_total_bytes) == (None, None, None)
+    assert first.clock_hz is not None
+    assert second.utilization == 0.35
+    before = driver.fake_calls()
+    monitor.advance()
+    monitor.run_once()
+    assert driver.fake_calls() - before == 2 + 4
+
+
+def test_a_passing_failure_is_asked_again(driver, monitor) -> None:
+    driver.fake_set(0, UTILIZATION, 35, UNKNOWN)
+    assert monitor.run_once()[0].utilization is None
+    driver.fake_set(0, UTILIZATION, 35, 0)
+    monitor.advance()
+    assert monitor.run_once()[0].utilization == 0.35
+
+
+def test_a_lost_card_is_left_alone(driver, monitor) -> None:
+    driver.fake_set(0, UTILIZATION, 35, LOST)
+    first, second = monitor.run_once()
+    assert first.lost
+    assert first[1:6] == (None,) * 5
+    assert not second.lost
+    before = driver.fake_calls()
+    monitor.advance()
+    assert monitor.run_once()[0].lost
+    assert driver.fake_calls() - before == 4
+
+
+def test_the_driver_is_asked_once_a_second_at_most(driver, monitor) -> None:
+    cards = monitor.run_once()
+    before = driver.fake_calls()
+    assert monitor.run_once() == cards
+    assert driver.fake_calls() == before
+
+
+def test_nonsense_is_unknown(driver, monitor) -> None:
+    driver.fake_set(0, UTILIZATION, 4_000, 0)
+    assert monitor.run_once()[0].utilization is None
+
+
+def test_busy_is_of_the_cards_in_use_and_of_a_period(driver, monitor) -> None:
+    for number, share in enumerate((10, 20, 60)):
+        driver.fake_set(0, UTILIZATION, share, 0)
+        monitor.advance()
+        monitor.run_once()
+        if number == 0:
+            start = monitor._clock() + 1
+    assert monitor.busy([FIRST], start, monitor._clock()) == pytest.approx(0.4)
+    assert monitor.busy([FIRST, SECOND], 0, monitor._clock()) == pytest.approx(0.35)
+    assert monitor.busy(["GPU-of-somebody-else"], 0, monitor._clock()) is None
+
+
+def test_without_a_driver_it_is_off_and_says_why(driver) -> None:
+    driver.fake_init_fails(DRIVER_NOT_LOADED)
+    monitor = NvmlMonitor()
+    assert monitor.run_once() == ()
+    assert monitor.off == "the driver's library cannot be used (NVMLError_DriverNotLoaded)"
+
+
+def test_without_nvidia_ml_py_it_is_off_and_says_why(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monitor = NvmlMonitor()
+    assert monitor.run_once() == ()
+    assert monitor.off == "nvidia-ml-py is not installed"
+
+
+def test_an_older_driver_has_the_older_name(tmp_path) -> None:
+    built(tmp_path, "-DOLD_DRIVER")
+    code = (
+        "from inferscope.device.nvml import NvmlMonitor\n"
+        "print([card.slowed for card in NvmlMonitor().run_once()])\n"
+        "import sys; print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["[('hw_slowdown',), ('hw_slowdown',)]", "False"]
+
+
+def test_only_cuda_devices_have_a_card(sim) -> None:
+    import torch
+
+    assert uuid_of(torch.device("sim", 0)) is None
+    assert uuid_of(torch.device("cuda", 0)) is None  # a build without CUDA has nothing to say
