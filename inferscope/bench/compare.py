@@ -40,6 +40,7 @@ __all__ = [
     "look_level",
     "parse_gates",
     "sequential",
+    "withhold",
 ]
 
 IMPROVED: Final = "IMPROVED"
@@ -53,6 +54,7 @@ QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.
 GATES: Final = "p50:3%,p95:5%,p99:10%"
 """Tight where the measurement is sharp, wider where the tail is noisy."""
 _MORE_BLOCKS: Final = 60
+_FAILING: Final = "the candidate fails more requests, so those that it answers prove nothing"
 _GATE: Final = re.compile(r"\s*([a-z0-9_]+)\s*:\s*([0-9.]+)\s*%\s*\Z")
 
 
@@ -209,11 +211,12 @@ def judge(
     failing = next((verdict for verdict in found if verdict.metric == "error_rate" and verdict.word == REGRESSED), None)
     if failing is None:
         return found
-    return [_withheld(verdict) if verdict.word == IMPROVED and verdict.metric != "error_rate" else verdict for verdict in found]
+    return [withhold(verdict, _FAILING) if verdict.word == IMPROVED and verdict.metric != "error_rate" else verdict for verdict in found]
 
 
-def _withheld(verdict: Verdict) -> Verdict:
-    return replace(verdict, word=INCONCLUSIVE, why="the candidate fails more requests, so those that it answers prove nothing")
+def withhold(verdict: Verdict, why: str) -> Verdict:
+    """The verdict with its numbers but without its word, and why."""
+    return replace(verdict, word=INCONCLUSIVE, why=why)
 
 
 class _Comparison:

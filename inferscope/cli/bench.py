@@ -109,18 +109,8 @@ class _Inputs:
 def _inputs(path: Path | None) -> _Inputs:
     if path is None:
         return _Inputs((), None)
-    try:
-        content = path.read_bytes()
-        lines = tuple(line for line in content.splitlines() if line.strip())
-        for line in lines:
-            json.loads(line)
-    except OSError as error:
-        raise InferscopeError(f"--inputs {path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise InferscopeError(f"--inputs {path}: not one JSON value a line ({error})") from error
-    if not lines:
-        raise InferscopeError(f"--inputs {path}: is empty")
-    return _Inputs(lines, hashlib.sha256(content).hexdigest())
+    lines = quantities.lines(path)
+    return _Inputs(lines, hashlib.sha256(b"\n".join(lines)).hexdigest())
 
 
 def _target(value: str) -> str:

@@ -1,17 +1,23 @@
-"""Times, counts and rates as people write them on the command line."""
+"""What the verbs that measure share: times, counts, rates and inputs as people give them, verdicts as they are written."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from inferscope.errors import ConfigurationError
+from inferscope.bench import text
+from inferscope.bench.compare import INCOMPARABLE, INCONCLUSIVE, INCORRECT, REGRESSED
+from inferscope.errors import ConfigurationError, InferscopeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-__all__ = ["checked", "count", "ladder", "rate", "seconds"]
+    from inferscope.bench.compare import Verdict
+
+__all__ = ["checked", "count", "ladder", "lines", "rate", "seconds", "write_verdicts"]
 
 T = TypeVar("T")
 _DURATION: Final = re.compile(r"([0-9.]+)(ms|s|m)?\Z")
@@ -20,9 +26,9 @@ _DURATION: Final = re.compile(r"([0-9.]+)(ms|s|m)?\Z")
 def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
     """`parse` for argparse: what it says against a value is a usage error."""
 
-    def value(text: str) -> T:
+    def value(words: str) -> T:
         try:
-            return parse(text)
+            return parse(words)
         except ConfigurationError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -65,3 +71,39 @@ def ladder(value: str) -> list[int]:
     if rungs != sorted(set(rungs)):
         raise argparse.ArgumentTypeError(f"{value!r} does not rise from rung to rung")
     return rungs
+
+
+def lines(path: Path) -> tuple[bytes, ...]:
+    """The lines of a file of inputs, one JSON value each.
+
+    Raises:
+        InferscopeError: it cannot be read, is empty, or a line is no JSON.
+    """
+    try:
+        found = tuple(line for line in path.read_bytes().splitlines() if line.strip())
+    except OSError as error:
+        raise InferscopeError(f"--inputs {path}: cannot be read ({error.strerror})") from error
+    for number, line in enumerate(found, 1):
+        try:
+            json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InferscopeError(f"--inputs {path}: line {number} is no JSON value") from error
+    if not found:
+        raise InferscopeError(f"--inputs {path}: is empty")
+    return found
+
+
+def write_verdicts(options: argparse.Namespace, title: str, verdicts: Sequence[Verdict], remarks: Sequence[str]) -> None:
+    """Verdicts as `--md` and `--junit` ask for them.
+
+    Raises:
+        InferscopeError: a file cannot be written.
+    """
+    if options.md:
+        text.put("--md", options.md, text.verdict_markdown(title, verdicts, remarks))
+    if options.junit:
+        failing = {REGRESSED, INCORRECT, INCOMPARABLE}
+        outcome = {
+            each.metric: "failed" if each.word in failing else "skipped" if each.word == INCONCLUSIVE else "passed" for each in verdicts
+        }
+        text.put("--junit", options.junit, text.junit(title, [(each.metric, outcome[each.metric], each.text()) for each in verdicts]))

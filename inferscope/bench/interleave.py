@@ -1,0 +1,119 @@
+"""Blocks of two versions in turn, A B B A A B B A …, until the verdicts are in or the time is over.
+
+What the machine does in between (another job, a warmer processor) falls on both versions alike; a drift that is steady over four blocks
+cancels. Pairs share their arrivals and inputs, so that chance in the load cancels too.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from inferscope.bench.compare import INCONCLUSIVE, Block, judge, look_level
+from inferscope.bench.load import measure
+from inferscope.bench.metrics import generator_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from inferscope.bench.compare import Gate, Verdict
+    from inferscope.bench.load import LoadPlan, LoadResult
+
+__all__ = ["LEAST_PAIRS", "Arm", "Outcome", "block_of", "measure_block", "order", "summary", "until_decided"]
+
+Arm = Literal["a", "b"]
+LEAST_PAIRS: Final = 20
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the blocks say."""
+
+    verdicts: list[Verdict]
+    pairs: int
+    looks: list[int]
+    """Numbers of pairs at which it was judged."""
+    blocks: dict[Arm, list[Block]] = field(default_factory=dict[Arm, list[Block]])
+
+
+def order(pair: int) -> tuple[Arm, Arm]:
+    """Which version goes first in the pair-th pair (from 0): A B, then B A."""
+    return ("a", "b") if pair % 2 == 0 else ("b", "a")
+
+
+def until_decided(
+    measured: Callable[[Arm, int], Block],
+    gates: Sequence[Gate],
+    *,
+    pairs: int = LEAST_PAIRS,
+    max_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    seed: int = 0,
+) -> Outcome:
+    """Measure pairs of blocks; judge at `pairs` pairs, then each time their number has doubled, until every metric is decided.
+
+    A metric's verdict stands from the look at which it was decided. The 5 % of false verdicts are spent over the looks (`look_level`).
+
+    Args:
+        measured: measures one block: of which version, in which pair.
+        gates: what to judge.
+        pairs: before the first look, at least 20.
+        max_s: no pair starts later than this.
+        clock: seconds.
+        seed: of the resampling.
+    """
+    began, blocks = clock(), {"a": list[Block](), "b": list[Block]()}
+    decided: dict[str, Verdict] = {}
+    found: list[Verdict] = []
+    looks: list[int] = []
+    target, late = max(pairs, LEAST_PAIRS), False
+    while not late:
+        while len(blocks["a"]) < target and not late:
+            for arm in order(len(blocks["a"]) if len(blocks["a"]) == len(blocks["b"]) else 0):
+                blocks[arm].append(measured(arm, len(blocks[arm])))
+            late = clock() - began >= max_s
+        level = look_level(len(looks))
+        looks.append(len(blocks["a"]))
+        found = [decided.get(each.metric, each) for each in judge(blocks["a"], blocks["b"], gates, level=level, seed=seed)]
+        decided |= {each.metric: each for each in found if each.word != INCONCLUSIVE}
+        if len(decided) == len(found):
+            break
+        target *= 2
+    return Outcome(found, len(blocks["a"]), looks, {"a": blocks["a"], "b": blocks["b"]})
+
+
+def block_of(result: LoadResult, settle_s: float) -> Block:
+    """A block of one load, without its first `settle_s` seconds, in which connections open and caches fill."""
+    if not result.status.size:
+        return Block(np.empty(0))
+    kept = result.intended_ns >= result.intended_ns[0] + int(settle_s * 1e9)
+    fine = result.fine & kept
+    seconds = max(result.plan.seconds - settle_s, 1e-9)
+    return Block((result.done_ns - result.intended_ns)[fine] / 1e6, int(np.count_nonzero(kept & ~result.fine)), seconds)
+
+
+def measure_block(plan: LoadPlan, bodies: Sequence[bytes], pair: int, settle_s: float, *, limit_ms: float) -> tuple[Block, str | None]:
+    """One block over HTTP, with the arrivals and inputs of its pair; and why it says more about the generator, if it does.
+
+    Args:
+        plan: the load of every block; its seed and the pair's number make the block's.
+        bodies: JSON bodies; none means GET.
+        pair: the pair's number.
+        settle_s: what to leave out at its beginning.
+        limit_ms: see `metrics.generator_bound`.
+
+    Raises:
+        subprocess.CalledProcessError: the generator failed.
+    """
+    result = measure(replace(plan, seed=plan.seed * 100_003 + pair), bodies)
+    return block_of(result, settle_s), generator_bound(result, limit_ms=limit_ms)
+
+
+def summary(block: Block) -> dict[str, Any]:
+    """A block in a few numbers."""
+    size = int(block.latency_ms.size)
+    quantiles = {f"p{round(100 * q)}_ms": float(np.quantile(block.latency_ms, q)) if size else None for q in (0.5, 0.95, 0.99)}
+    return {"answered": size, "failed": block.failed, "seconds": block.seconds, **quantiles}
