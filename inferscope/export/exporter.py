@@ -220,17 +220,17 @@ class Exporter:
         while self._unkept:
             events.append(self._unkept.popleft())
         if series:
-            windows = self._kept_tracker.delta(series)
-            self._kept_tracker.acknowledge(series)
+            windows = self._kept_tracker.delta(series, slices)
+            self._kept_tracker.acknowledge(series, slices)
             slices.rest()
             self._store.add(windows, events)
-            self._rings["metrics"].append(jsonlines.metrics_line(series, self._resource, CUMULATIVE, slices))
+            self._rings["metrics"].append(jsonlines.metrics_pieces(series, self._resource, CUMULATIVE, slices))
         elif events:
             self._store.add((), events)
         if events:
             self._rings["logs"].append(jsonlines.logs_line(events, self._resource))
         if spans:
-            self._rings["traces"].append(jsonlines.traces_line(spans, self._resource, slices))
+            self._rings["traces"].append(jsonlines.traces_pieces(spans, self._resource, slices))
 
     def _send_events(self, deadline: float, *, force: bool) -> bool:
         sender = self._senders.get("logs")
@@ -263,14 +263,14 @@ class Exporter:
         outcome = Outcome.FAILED
         if force or sender.breaker.allows():  # else the encoding would be for nothing
             with guard("export.metrics"):
-                chosen, temporality = (self._sent_tracker.delta(series), DELTA) if self._delta else (series, CUMULATIVE)
+                chosen, temporality = (self._sent_tracker.delta(series, slices), DELTA) if self._delta else (series, CUMULATIVE)
                 payload = encode(chosen, batch.resource, temporality, slices, self._attributes)
                 outcome = sender.send(payload, deadline - time.monotonic(), force=force) if chosen else Outcome.SENT
         if self._delta:
             if outcome is Outcome.SENT:
-                self._sent_tracker.acknowledge(series)
+                self._sent_tracker.acknowledge(series, slices)
             else:
-                self._sent_tracker.failed(series)
+                self._sent_tracker.failed(series, slices)
         elif outcome is Outcome.REJECTED:
             self._dropped["metrics_rejected"] += 1
         return outcome is Outcome.SENT
@@ -303,6 +303,14 @@ class Exporter:
         for sender in self._senders.values():
             sender.close()
         return delivered
+
+    def pause(self, timeout_s: float) -> bool:
+        """Keep every run from the files until `resume`: SQLite's own locks must not be held by another thread when the process forks."""
+        return self._lock.acquire(timeout=timeout_s)
+
+    def resume(self) -> None:
+        """After a `pause` that returned True."""
+        self._lock.release()
 
     def after_fork(self, directory: Path | None = None) -> None:
         """In a forked child: forget what the parent put down, never touch its files and connections, start with fresh ones.

@@ -1,7 +1,7 @@
 """A rotating ring of OTLP/JSON lines: what is exported, kept on disk in the layout of the collector's `file` exporter.
 
 `<signal>.jsonl` is being written; `<signal>-<unix ns>.jsonl.gz` are older parts. A crash at any point costs at most the last line:
-lines go out in one write, a torn one is fenced off at the next start, and a part is deleted only after its compressed form is on disk.
+a torn line is fenced off at the next start, and a part is deleted only after its compressed form is on disk.
 Everything is made for its owner alone (files 0600, directory 0700). Opened by the export thread on its first write; a forked child
 gets a ring that writes nothing.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from inferscope import guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 __all__ = ["PART_BYTES", "RING_BYTES", "Ring", "read_ring"]
@@ -31,6 +31,9 @@ PART_BYTES: Final = 4 * 1024 * 1024
 """Uncompressed size at which a part is closed."""
 
 _SHARE: Final = {"metrics": 0.75, "logs": 0.125, "traces": 0.125}
+
+_VECTOR: Final = 1024
+"""Pieces that the kernel takes in one call (IOV_MAX)."""
 
 
 class Ring:
@@ -66,17 +69,17 @@ class Ring:
         self.problem: str | None = None
         """Why nothing is written any more."""
 
-    def append(self, line: str) -> bool:
-        """Write one line (without newline); False when the ring does not write."""
+    def append(self, line: str | Sequence[bytes]) -> bool:
+        """Write one line (without newline), whole or in pieces; False when the ring does not write."""
         if self._directory is None or self._pid != os.getpid():
             return False
-        data = line.encode() + b"\n"
+        pieces = [line.encode(), b"\n"] if isinstance(line, str) else [*line, b"\n"]
         try:
             if self._file is None:
                 self._open(self._directory)
-            if self._size and self._size + len(data) > self._part:
+            if self._size and self._size + sum(map(len, pieces)) > self._part:
                 self._rotate(self._directory)
-            self._write(data)
+            self._write(pieces)
         except OSError as error:
             self.lost += 1
             self._give_up(error)
@@ -84,13 +87,18 @@ class Ring:
         self.written += 1
         return True
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, pieces: Sequence[bytes]) -> None:
         assert self._file is not None  # noqa: S101
-        view = memoryview(data)
-        while view:
-            done = os.write(self._file, view)
+        for start in range(0, len(pieces), _VECTOR):
+            some = pieces[start : start + _VECTOR]
+            left = sum(map(len, some))
+            done = os.writev(self._file, some)
             self._size += done
-            view = view[done:]
+            view = memoryview(b"".join(some))[done:] if done < left else memoryview(b"")  # a disk that is nearly full takes a part
+            while view:
+                done = os.write(self._file, view)
+                self._size += done
+                view = view[done:]
 
     def _open(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,7 +107,7 @@ class Ring:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._size = os.fstat(self._file).st_size
         if self._size and os.pread(self._file, 1, self._size - 1) != b"\n":
-            self._write(b"\n")  # a crash tore the last line: fence it off from the next one
+            self._write([b"\n"])  # a crash tore the last line: fence it off from the next one
 
     def _recover(self, directory: Path) -> None:
         """Finish what a crash during a rotation left."""

@@ -199,3 +199,14 @@ def test_a_forked_child_never_writes_the_parents_ring(tmp_path):
     assert mine.append(line(2))
     assert numbers(tmp_path) == [0, 2]
     mine.close()
+
+
+def test_a_line_in_many_pieces_is_one_line_also_when_the_disk_takes_parts(tmp_path, monkeypatch):
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda file, pieces: real(file, [b"".join(pieces)[:700]]))
+    ring = Ring(tmp_path, "metrics")
+    pieces = [b'{"a":[0', *(b",%d" % i for i in range(1, 3000)), b"]}"]
+    assert ring.append(pieces)
+    assert ring.append('{"a":1}')
+    ring.close()
+    assert list(read_ring(tmp_path, "metrics")) == [{"a": list(range(3000))}, {"a": 1}]
