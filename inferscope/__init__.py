@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from inferscope.capture.budget import CaptureBudget
     from inferscope.detect.slo import SLO
+    from inferscope.record.batch import batch
     from inferscope.record.core import default as _recorder
     from inferscope.types import Incident, Snapshot
 
@@ -47,6 +48,7 @@ __all__ = [  # noqa: RUF022  (grouped by purpose)
     "ready",
     "request",
     "stage",
+    "batch",
     "lock",
     "watch",
     "attach",
@@ -65,6 +67,7 @@ __all__ = [  # noqa: RUF022  (grouped by purpose)
 _HOT = frozenset({"attach", "lock", "request", "stage"})
 _ELSEWHERE = {
     "SLO": "inferscope.detect.slo",
+    "batch": "inferscope.record.batch",
     "CaptureBudget": "inferscope.capture.budget",
     "Snapshot": "inferscope.types",
     "Incident": "inferscope.types",

@@ -44,5 +44,10 @@ class Recorder(PureRecorder):
         del name
         return NOOP
 
+    def carrier(self, name: str, /) -> Any:
+        """The shared no-op, also when `enabled` was set."""
+        del name
+        return NOOP
+
     def interval(self, *_: Any, **__: Any) -> None:
         """Nothing to count."""

@@ -139,6 +139,7 @@ struct Request {
     Request *outer; /* strong */
     Request *open_next, *open_prev;
     PyObject *error, *trace, *weakrefs;
+    PyObject *packed; /* of a carrier that ended; see splice.c */
     int64_t id, started_ns, items, wall;
     double size;
     int64_t cpu_begin, nvcsw, nivcsw, cpu_ns;
@@ -192,6 +193,7 @@ struct Recorder {
     Def *other, *backlog;
     Series *series[SERIES_LIMIT + CLASS_LIMIT + 1]; /* requests and "other" always find room */
     Class *classes[CLASS_LIMIT];
+    Class *hidden; /* of carriers */
     Request *open_head;
     Retained **retained;
     int retained_count;
@@ -238,7 +240,7 @@ static inline void revive(PyObject *object) {
     X(aclose) X(__qualname__) X(__name__) X(__code__) X(__wrapped__) X(__reduce__) X(__reduce_ex__) X(__func__) X(__class__)        \
     X(_torchdynamo_inline) X(f_globals) X(flags) X(aux) X(wrap_async) X(locked) X(_is_owned) X(_release_save) X(_acquire_restore)   \
     X(_at_fork_reinit) X(error) X(wrapped) X(name) X(co_flags) X(unknown)                                              \
-    X(n) X(_value) X(counter)
+    X(n) X(_value) X(counter) X(batch)
 #define DECLARE_NAME(n) extern PyObject *str_##n;
 FOR_EACH_NAME(DECLARE_NAME)
 #undef DECLARE_NAME
@@ -320,6 +322,7 @@ PyObject *clean_name(PyObject *name); /* new reference to an exact str of at mos
 Def *registry_def(Recorder *rec, PyObject *kind, PyObject *name);
 SLOW_PATH Def *registry_stage_slow(Recorder *rec, PyObject *name);
 Def *registry_column(Recorder *rec, PyObject *kind, PyObject *name);
+int registry_column_index(Recorder *rec, PyObject *kind, PyObject *name);
 Class *registry_class(Recorder *rec, PyObject *name, PyObject *model, PyObject *cls);
 int registry_setup(Recorder *rec);
 void registry_free(Recorder *rec);
@@ -369,6 +372,14 @@ void site_blame(Recorder *rec, int index, int64_t wait_ns, int64_t hold_ns);
 void sites_zero(Recorder *rec);
 void sites_free(Recorder *rec);
 PyObject *sites_list(Recorder *rec);
+
+/* splice.c */
+extern PyMethodDef splice_methods[];
+void carrier_finish(Request *r);
+
+static inline int is_carrier(const Request *r) {
+    return r->root.def != NULL;
+}
 
 /* reader.c */
 extern PyMethodDef reader_methods[];

@@ -385,14 +385,17 @@ PyTypeObject Recorder_Type = {
     .tp_getset = recorder_getset,
 };
 
-/* tp_methods holds one table; the reader's methods are added to the type's dict once it is ready. */
+/* tp_methods holds one table; methods of reader.c and splice.c are added to the type's dict once it is ready. */
 int recorder_add_reader(void) {
-    for (PyMethodDef *m = reader_methods; m->ml_name != NULL; m++) {
-        PyObject *descriptor = PyDescr_NewMethod(&Recorder_Type, m);
-        int rc = descriptor == NULL ? -1 : PyDict_SetItemString(Recorder_Type.tp_dict, m->ml_name, descriptor);
-        Py_XDECREF(descriptor);
-        if (rc < 0)
-            return -1;
+    PyMethodDef *const tables[] = {reader_methods, splice_methods};
+    for (int t = 0; t < 2; t++) {
+        for (PyMethodDef *m = tables[t]; m->ml_name != NULL; m++) {
+            PyObject *descriptor = PyDescr_NewMethod(&Recorder_Type, m);
+            int rc = descriptor == NULL ? -1 : PyDict_SetItemString(Recorder_Type.tp_dict, m->ml_name, descriptor);
+            Py_XDECREF(descriptor);
+            if (rc < 0)
+                return -1;
+        }
     }
     PyType_Modified(&Recorder_Type);
     return 0;

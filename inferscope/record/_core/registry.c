@@ -169,6 +169,18 @@ Def *registry_column(Recorder *rec, PyObject *kind, PyObject *name) {
     return def;
 }
 
+/* Index of a column, made when there is room; `kind` and `name` are str. */
+int registry_column_index(Recorder *rec, PyObject *kind, PyObject *name) {
+    PyObject *k = clean_name(kind), *n = clean_name(name);
+    PyObject *key = k == NULL || n == NULL ? NULL : PyTuple_Pack(2, k, n);
+    int index = key == NULL ? COLUMN_OTHER : column_of(rec, key);
+    PyErr_Clear();
+    Py_XDECREF(key);
+    Py_XDECREF(k);
+    Py_XDECREF(n);
+    return index;
+}
+
 static void class_free(Class *c) {
     if (c == NULL)
         return;
@@ -334,6 +346,7 @@ void registry_free(Recorder *rec) {
         series_free(rec->series[i]);
     for (int i = 0; i < rec->class_count; i++)
         class_free(rec->classes[i]);
+    class_free(rec->hidden);
     Py_CLEAR(rec->columns);
     Py_CLEAR(rec->column_index);
     Py_CLEAR(rec->def_index);

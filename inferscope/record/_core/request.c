@@ -128,6 +128,7 @@ static void reset(Request *r) {
     if (r->used) {
         Py_CLEAR(r->error);
         Py_CLEAR(r->trace);
+        Py_CLEAR(r->packed);
         r->profiled = 0;
     }
     r->used = 1;
@@ -147,7 +148,7 @@ static void link_to_outer(Recorder *rec, Request *r) {
     Py_XSETREF(r->outer, (Request *)Py_XNewRef((PyObject *)outer));
     Py_XDECREF(current);
     r->link.request = NULL;
-    if (outer == NULL)
+    if (outer == NULL || is_carrier(r)) /* its spans go to requests, this one too, by splicing */
         return;
     if (r->class_->nested == NULL)
         r->class_->nested = registry_column(rec, str_stage, r->class_->request);
@@ -184,7 +185,8 @@ void request_begin(Request *r, int caller_known) {
     r->tid = thread_id();
     r->activity = ++inferscope_thread.activity;
     set_current(rec, (PyObject *)r);
-    cpu_begin(r, caller_known);
+    if (!is_carrier(r))
+        cpu_begin(r, caller_known);
     int64_t now = rec_now(rec);
     r->root.start = now;
     r->entered = r->open = 1;
@@ -193,7 +195,7 @@ void request_begin(Request *r, int caller_known) {
         frame_started(&r->link, now);
     if (UNLIKELY(r->has_started) && r->started_ns < now)
         backlog(rec, r, now);
-    if (UNLIKELY(rec->armed) && rec->on_start != NULL) {
+    if (UNLIKELY(rec->armed) && rec->on_start != NULL && !is_carrier(r)) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
         PyObject *answer = PyObject_CallOneArg(rec->on_start, (PyObject *)r);
@@ -320,6 +322,11 @@ static void finish(Request *r, PyObject *error) {
     int alone = request_close(r);
     cpu_end(r, alone);
     end_link(rec, r, end);
+    if (UNLIKELY(is_carrier(r))) {
+        carrier_finish(r);
+        PyErr_Restore(type, value, traceback);
+        return;
+    }
     if (UNLIKELY(r->wanted)) {
         if (hook_kind_of(r) != NULL)
             hook_call(rec, rec->on_exit, r, r->class_->request, hook_kind_of(r));

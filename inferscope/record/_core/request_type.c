@@ -19,7 +19,7 @@ static PyObject *request_vectorcall(PyObject *self, PyObject *const *args, size_
             Py_RETURN_NONE;
         }
         if (n == 1)
-            return decorate(r->rec, NULL, r, args[0]);
+            return is_carrier(r) ? Py_NewRef(args[0]) : decorate(r->rec, NULL, r, args[0]);
     }
     PyErr_SetString(PyExc_TypeError, "a request is a context manager or decorates one function");
     return NULL;
@@ -134,6 +134,7 @@ static void request_dealloc(PyObject *self) {
     }
     Py_CLEAR(r->error);
     Py_CLEAR(r->trace);
+    Py_CLEAR(r->packed);
     Py_CLEAR(r->outer);
     Py_CLEAR(r->rec);
     if (free_request_count < (int)(sizeof free_requests / sizeof *free_requests))
@@ -175,7 +176,7 @@ static PyObject *get_name(PyObject *self, void *closure) {
     const Class *c = ((Request *)self)->class_;
     switch ((intptr_t)closure) {
     case 0:
-        return Py_NewRef(c->request);
+        return Py_NewRef(is_carrier((Request *)self) ? ((Request *)self)->root.def->name : c->request);
     case 1:
         return or_none(c->model);
     default:
@@ -258,6 +259,7 @@ static PyGetSetDef request_getset[] = {
     {"items", get_items, set_items_attr, "Items served, for throughput.", NULL},
     {"error", get_object, set_error_attr, "Type name of what went wrong, or None.", OFFSET(error)},
     {"trace", get_object, set_trace, "Trace and span id in hex, or None.", OFFSET(trace)},
+    {"packed", get_object, NULL, "What a carrier recorded, once it ended, for Recorder.splice(); None for a request.", OFFSET(packed)},
     {"start_ns", get_start, NULL, NULL, NULL},
     {"open", get_flag, NULL, NULL, OFFSET(open)},
     {"wanted", get_flag, set_flag, "Whether hooks are called for this request.", OFFSET(wanted)},

@@ -255,6 +255,7 @@ static PyGetSetDef noop_getset[] = {
     {"error", noop_get, noop_set, NULL, (void *)0},    {"trace", noop_get, noop_set, NULL, (void *)0},
     {"start_ns", noop_get, noop_set, NULL, (void *)2}, {"open", noop_get, noop_set, NULL, (void *)1},
     {"wanted", noop_get, noop_set, NULL, (void *)1},   {"profiled", noop_get, noop_set, NULL, (void *)1},
+    {"packed", noop_get, noop_set, NULL, (void *)0},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

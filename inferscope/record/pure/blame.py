@@ -108,4 +108,6 @@ class Hold:
 def stage_of(request: Request | None) -> str | None:
     """The name of the innermost open stage of a request."""
     top = None if request is None else request.top
-    return None if top is None or top is request else top.name
+    if request is None or top is None:
+        return None
+    return request.stage_name if top is request else top.name

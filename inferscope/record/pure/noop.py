@@ -25,6 +25,7 @@ class Noop:
     model: Final[str | None] = None
     cls: Final[str | None] = None
     open: Final = False
+    packed: Final = None
 
     def __enter__(self) -> Self:
         return self

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from inferscope.record.pure.attach import Attachment
 from inferscope.record.pure.blame import Sites, stage_of
+from inferscope.record.pure.carrier import Carrier
 from inferscope.record.pure.lock import InstrumentedLock, instrument
 from inferscope.record.pure.noop import NOOP, Noop
 from inferscope.record.pure.registry import NO_COLUMN, Registry
 from inferscope.record.pure.request import Request
 from inferscope.record.pure.retention import Retention
 from inferscope.record.pure.span import Span
+from inferscope.record.pure.splice import splice
 from inferscope.record.pure.state import Shared, ThreadState
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from inferscope.record.pure.splice import Packed
     from inferscope.record.pure.state import FinishHook, SpanHook, StartHook
 
 __all__ = ["Recorder"]
@@ -124,6 +127,45 @@ class Recorder(Shared):
                 into.place(definition.column, start_ns, end_ns, flags, aux)
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             self.failed()
+
+    def carrier(self, name: str, /) -> Carrier | Noop:
+        """A context manager for work that belongs to several requests, or to a request of another process.
+
+        Spans inside the block find it as the current request, but it is no request: it is counted once, in the series
+        `batch` of its name. After the block `packed` holds its spans as a tuple that pickles, for `splice`.
+
+        Args:
+            name: Of the work; low cardinality.
+        """
+        try:
+            return Carrier(self, self.registry.interval("batch", name)) if self.enabled else NOOP
+        except Exception:  # noqa: BLE001 - nothing of ours reaches the application
+            self.failed()
+            return NOOP
+
+    def splice(self, packed: Packed | None, request: Request | Noop | None, /) -> None:
+        """Hang what a carrier packed into an open request, under the spans that waited for it; no series counts it again.
+
+        Never raises: a request that closed already counts a late span, a malformed record counts as an error of ours.
+
+        Args:
+            packed: From a carrier of this process or of another one on this machine; None does nothing.
+            request: Of this recorder.
+        """
+        if not self.enabled or packed is None or not isinstance(request, Request) or not request.belongs_to(self):
+            return
+        try:
+            if request.open:
+                splice(packed, request, self.registry, self.clock())
+            else:
+                request.late()
+        except Exception:  # noqa: BLE001 - nothing of ours reaches the application
+            self.failed()
+
+    def idle_since(self, request: Request | Noop | None, /) -> int:
+        """When an open request last began or ended a span; since then it waits, or works on what has no name. 0 when closed."""
+        top = request.top if isinstance(request, Request) else None
+        return 0 if request is None or top is None else max(top.start_ns, request.latest_ns)
 
     def current(self) -> Request | None:
         """The current request of this thread or task; None when there is none or it closed."""

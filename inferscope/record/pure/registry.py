@@ -77,6 +77,7 @@ class Registry:
         self._intervals: dict[tuple[str, str], Definition] = {}
         self._nested: dict[str, Definition] = {}
         self._other: Definition | None = None
+        self._hidden: RequestClass | None = None
 
     def after_fork(self) -> None:
         """In a forked child: forget counts, keep names; the lock may have been held by a thread that exists no more."""
@@ -197,6 +198,12 @@ class Registry:
             if not full:
                 self._class_of[key] = made
             return made
+
+    def hidden(self) -> RequestClass:
+        """What carriers belong to: takes what is counted by class and is read by nobody."""
+        if self._hidden is None:
+            self._hidden = RequestClass(-1, ("batch", None, None), Series(-1, "batch", ("batch",)), ())
+        return self._hidden
 
     def set_edges(self, name: str, edges: tuple[int, ...]) -> None:
         """Put edges in force for every class of a request, also later ones."""

@@ -134,6 +134,11 @@ class Request:
         self.spans: list[Span | Mark] = []
         self.vector = _BLANK
 
+    @property
+    def stage_name(self) -> str | None:
+        """Where who holds a lock in no stage is."""
+        return None
+
     def __enter__(self) -> Self:
         if self.open:
             self._depth += 1
@@ -158,9 +163,7 @@ class Request:
             self.wanted = self.profiled = False
             self.trace = self.error = None
         self.id = recorder.next_id()
-        self.spans, self.vector = [], _BLANK.copy()
-        self.latest_ns = self.end_ns = self._depth = 0
-        self.truncated = self.overlapping = False
+        self._clear()
         if nested:
             self._outer = Span(recorder.registry.nested(of.name))
             self._outer.__enter__()
@@ -174,6 +177,12 @@ class Request:
         self.cpu_known = measured and not caller.f_code.co_flags & _SUSPENDING and traffic.open == own
         self._before = self._readings() if self.cpu_known else None
         self._start(recorder)
+
+    def _clear(self) -> None:
+        """Forget what an earlier entry recorded."""
+        self.spans, self.vector = [], _BLANK.copy()
+        self.latest_ns = self.end_ns = self._depth = 0
+        self.truncated = self.overlapping = False
 
     def shares(self, traffic: Traffic) -> bool:
         """Whether this request was entered on the thread of `traffic`."""
@@ -260,15 +269,8 @@ class Request:
 
     def _close(self, recorder: Recorder, end: int) -> None:
         """End open spans here and settle the vector, which then sums to the wall time exactly."""
-        self.end_ns = end
         self._traffic.open -= self._outer is None
-        node, self.top = self.top, None
-        while isinstance(node, Span):
-            node.end_ns = end
-            duration = end - node.start_ns
-            self.vector[node.column] += duration
-            self.vector[node.parent.column] -= duration
-            node = node.parent
+        self._end_open(end)
         if self._outer is not None:
             self._outer.__exit__(None, None, None)
         if self.overlapping:
@@ -279,6 +281,17 @@ class Request:
             if self._kind:
                 recorder.exit_hook(self, self.name, self._kind)
             recorder.finish_hook(self, end - self.start_ns)
+
+    def _end_open(self, end: int) -> None:
+        """End what is still open."""
+        self.end_ns = end
+        node, self.top = self.top, None
+        while isinstance(node, Span):
+            node.end_ns = end
+            duration = end - node.start_ns
+            self.vector[node.column] += duration
+            self.vector[node.parent.column] -= duration
+            node = node.parent
 
     def _count(self, recorder: Recorder, wall_ns: int) -> None:
         """Fold the request into its class; hand it over when something asks for it."""
@@ -322,11 +335,19 @@ class Request:
         self.cpu_known = False
         return SpanFlag.OTHER_THREAD | self._recorder.thread.native_id << 8
 
+    def late(self) -> None:
+        """Count something that came after the end."""
+        self._of.late_spans += 1
+        self._recorder.losses.late_spans += 1
+
+    def belongs_to(self, recorder: Recorder) -> bool:
+        """Whether a recorder made this request."""
+        return self._recorder is recorder
+
     def left(self, span: Span, end: int) -> None:
         """A span that is not the innermost one was left: after the request's end, or while another one still runs."""
         if not self.open:
-            self._of.late_spans += 1
-            self._recorder.losses.late_spans += 1
+            self.late()
             return
         span.end_ns = end
         self.overlapping = True
@@ -341,8 +362,7 @@ class Request:
         """Put a measured interval under the innermost open span that covers its start."""
         parent = self.top
         if parent is None:
-            self._of.late_spans += 1
-            self._recorder.losses.late_spans += 1
+            self.late()
             return
         start, end = max(start_ns, self.start_ns), min(end_ns, self._recorder.clock())
         if end < start:

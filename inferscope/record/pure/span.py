@@ -34,7 +34,7 @@ class Mark:
 
     __slots__ = ("aux", "column", "end_ns", "flags", "parent", "start_ns")
 
-    def __init__(self, parent: Span | Request, column: int, start_ns: int, end_ns: int, flags: int, aux: int) -> None:
+    def __init__(self, parent: Span | Request | Mark, column: int, start_ns: int, end_ns: int, flags: int, aux: int) -> None:
         self.parent = parent
         self.column = column
         self.start_ns = start_ns
