@@ -33,8 +33,8 @@ UNPROVEN: Final = 16
 _WHOLE: Final = 1 << 32
 _MIX: Final = 2654435761  # Knuth's multiplicative hash: neighbouring request ids spread evenly
 
-Started: TypeAlias = tuple[Any, Any, int, float, Any]
-"""Event, stream, instant before the record, weight, request."""
+Started: TypeAlias = tuple[Any, int, int, float, Any]
+"""Event, id of its stream, instant before the record, weight, request."""
 Pending: TypeAlias = tuple[Any, Any, int, bool, int, int, str, Any, float, int, int]
 """First and last event, id of the last stream, whether the first was on another, issue, return, name, request, weight, bytes, flags."""
 
@@ -61,6 +61,7 @@ class Channel:
 
     Attributes:
         off: Why this device is not timed any more; empty while it is.
+        recorded: Spans that the harvester was told of.
         proven: Whether a span of this device was read successfully.
         inbox: Pending spans in the order of their last record, for the harvester.
         weight: What one span stands for at the moment.
@@ -77,15 +78,17 @@ class Channel:
         self.pool: deque[Any] = deque()
         self.quarantine: list[Any] = []
         self.weight = 1.0
-        self.seen = 0
         self.created = self.recorded = self.delivered = self.drawn_out = self.dropped = self.lost = self.errors = 0
-        self.make_event, self.stream_of = make_event, stream_of
-        self._clock = clock
+        self.make_event = make_event
+        # Bound once: each is called at every mark.
+        self._clock, self._stream_of, self._take, self._tell = clock, stream_of, self.pool.popleft, self.inbox.append
         self._threshold = _WHOLE
+        self._drawing = False
         self._in_a_row = 0
         self._second = 0
-        self._seen_before = 0
-        self._per_second = self._left = per_second
+        self._drawn_before = 0
+        self._per_second = per_second
+        self._left = 0 if self.off else per_second
 
     # -- the caller's part --------------------------------------------------------------------------------------------------------
 
@@ -95,30 +98,29 @@ class Channel:
         Args:
             request: The request that it belongs to, or None; all spans of one request are drawn together.
         """
-        if self.off:
+        left = self._left
+        if left <= 0 or (self._drawing and not self._drawn(request)):
+            if not self.off:
+                self.drawn_out += 1
             return None
-        self.seen += 1
-        if self._left <= 0 or (self._threshold < _WHOLE and not self._drawn(request)):
-            self.drawn_out += 1
-            return None
+        event = None
         try:
-            stream = self.stream_of(self.index)
+            stream = self._stream_of(self.index)
             if stream.is_capturing():
                 return None
-            event = self.pool.popleft() if self.pool else self._create()
-            if event is None:
-                return None
-        except Exception as error:  # noqa: BLE001  (the application's work goes on)
-            self.failed(error)
-            return None
-        issue = self._clock()
-        try:
+            try:
+                event = self._take()
+            except IndexError:
+                event = self._create()
+                if event is None:
+                    return None
+            issue = self._clock()
             event.record(stream)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  (the application's work goes on)
             self.failed(error, event)
             return None
-        self._left -= 1
-        return event, stream, issue, self.weight, request
+        self._left = left - 1
+        return event, stream.stream_id, issue, self.weight, request
 
     def end(self, started: Started, name: str, nbytes: int = 0, flags: int = 0) -> None:
         """Mark the end of the work that `begin` started, on the stream that is current now.
@@ -132,29 +134,31 @@ class Channel:
         first, before, issue, weight, request = started
         last = None
         try:
-            stream = self.stream_of(self.index)
+            stream = self._stream_of(self.index)
             if stream.is_capturing():
                 self.pool.append(first)  # recorded outside the capture, so it may be used again
                 return
-            last = self.pool.popleft() if self.pool else self._create()
-            if last is None:
-                self.pool.append(first)
-                return
+            try:
+                last = self._take()
+            except IndexError:
+                last = self._create()
+                if last is None:
+                    self.pool.append(first)
+                    return
             last.record(stream)
         except Exception as error:  # noqa: BLE001
             self.lost += 1
             self.failed(error, first, last)
             return
         identity = stream.stream_id
-        self.recorded += 1
-        self.inbox.append((first, last, identity, identity != before.stream_id, issue, self._clock(), name, request, weight, nbytes, flags))
+        self._tell((first, last, identity, identity != before, issue, self._clock(), name, request, weight, nbytes, flags))
 
     def abandon(self, started: Started) -> None:
         """Forget a start whose work failed or was none."""
         self.pool.append(started[0])
 
     def _drawn(self, request: Any) -> bool:
-        identity = self.seen if request is None else request.id
+        identity = self._left + self.drawn_out if request is None else request.id
         return (identity * _MIX) % _WHOLE < self._threshold
 
     def _create(self) -> Any:
@@ -172,6 +176,7 @@ class Channel:
         self.quarantine.extend(event for event in events if event is not None)
         if self._in_a_row >= ERRORS_TO_OFF:
             self.off = f"{ERRORS_TO_OFF} calls failed in a row, last with {type(error).__name__}"
+            self._left = 0  # what `begin` looks at first
 
     # -- the harvester's part -----------------------------------------------------------------------------------------------------
 
@@ -195,12 +200,14 @@ class Channel:
         if now - self._second < NS_PER_S:
             return
         elapsed = max(1.0, (now - self._second) / NS_PER_S) if self._second else 1.0
-        wanted, self._seen_before = (self.seen - self._seen_before) / elapsed, self.seen
+        seen = self._per_second - self._left + self.drawn_out - self._drawn_before
+        wanted, self._drawn_before = seen / elapsed, self.drawn_out
         self._second = now
-        self._left = self._per_second
+        self._left = 0 if self.off else self._per_second
         # A little less than the budget, so that the luck of the draw does not end a second early.
         share = 1.0 if wanted <= self._per_second else 0.9 * self._per_second / wanted
         self._threshold = int(share * _WHOLE)
+        self._drawing = share < 1.0
         self.weight = 1.0 / share
 
     def counts(self) -> Counts:

@@ -177,6 +177,7 @@ class Harvester:
         inbox = device.channel.inbox
         while inbox:
             entry = inbox.popleft()
+            device.channel.recorded += 1
             stream = device.streams.get(entry[2])
             if stream is None:
                 stream = device.streams[entry[2]] = _Stream()

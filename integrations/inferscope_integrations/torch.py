@@ -48,7 +48,7 @@ def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Channel, Star
     """Mark the start on the device of the first input; None for the host's, or when this call is not timed."""
     try:
         value: Any = args[0] if args else next(iter(kwargs.values()), None)
-        kind: type[Any] = type(value)
+        kind: type[Any] = value.__class__
         if issubclass(kind, (list, tuple)):
             value = next(iter(value), None)
         elif issubclass(kind, dict):
