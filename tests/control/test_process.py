@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from inferscope.capture.bundle import Bundle
+
 HERE = Path(__file__).parent
 MAIN = "import inferscope.cli as cli; cli.VERBS.update(status='', capture='', inspect=''); raise SystemExit(cli.main())"
 
@@ -61,7 +63,7 @@ def test_the_life_of_a_service(start, state_dir):
     status, value, _ = verb("capture", "--pid", str(process.pid), "--requests", "2", "--reason", "slow since noon")
     assert status == 0
     path = Path(value["path"])
-    until(lambda: verb("inspect", str(path))[1]["state"] == "closed", 60)
+    until(lambda: (path / "manifest-1.json").exists() and Bundle.open(path).state == "closed", 60)
     status, value, _ = verb("inspect", str(path))
     assert (status, value["problems"]) == (0, [])
     asked = value["manifests"][0]["objective"]["asked_by"]

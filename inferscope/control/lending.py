@@ -1,0 +1,165 @@
+"""What the runtime lends to this room, made into `Operations`: switches, objectives, the audit trail."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from inferscope.clock import now_ns
+from inferscope.control.protocol import Actor, Operations
+from inferscope.detect.slo import SLO
+from inferscope.errors import CaptureRefusedError, InferscopeError
+from inferscope.export.otlp.logs import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from inferscope.types import Snapshot
+
+__all__ = ["EVENT", "Lender", "audit_event", "lend", "with_change"]
+
+EVENT: Final = "inferscope.control"
+"""Name of the log event of a change."""
+_QUANTILES: Final = ("p95_ms", "p99_ms", "p999_ms")
+_REASON_LENGTH: Final = 300
+
+_logger = logging.getLogger("inferscope")
+
+
+class Lender(Protocol):
+    """What this room uses of the rooms."""
+
+    off: set[str]
+    """Parts that were switched off on demand."""
+
+    @property
+    def recorder(self) -> Any:
+        """The recorder."""
+        ...
+
+    @property
+    def capture(self) -> Any:
+        """The captures; None where they are off."""
+        ...
+
+    @property
+    def exporter(self) -> Any:
+        """The exporter; None where it is off."""
+        ...
+
+    @property
+    def trigger(self) -> Any:
+        """The objectives and their detectors."""
+        ...
+
+    @property
+    def pod(self) -> Any:
+        """The worker's place among the others."""
+        ...
+
+    def set_objectives(self, slos: tuple[SLO, ...]) -> None:
+        """Put other objectives of the same names in force."""
+        ...
+
+
+def with_change(slos: tuple[SLO, ...], name: str, keywords: Mapping[str, Any]) -> tuple[SLO, ...]:
+    """The objectives with one of them changed.
+
+    Args:
+        slos: Those in force.
+        name: Which one.
+        keywords: Keywords of `SLO` to replace; another quantile takes the place of the one before.
+
+    Raises:
+        ConfigurationError: A keyword has a value that cannot be used.
+        InferscopeError: There is no such objective.
+    """
+    held = next((slo for slo in slos if slo.name == name), None)
+    if held is None:
+        raise InferscopeError(f"there is no objective {name!r}; known are {', '.join(slo.name for slo in slos) or 'none'}")
+    before = {field.name: getattr(held, field.name) for field in dataclasses.fields(held) if field.init and field.name != "_"}
+    if any(key in keywords for key in _QUANTILES):
+        before |= dict.fromkeys(_QUANTILES)
+    changed = SLO(**{**before, **keywords})
+    return tuple(changed if slo is held else slo for slo in slos)
+
+
+def audit_event(entry: Mapping[str, Any]) -> Event:
+    """A change as a log event: who, what, whether, and why not."""
+    actor: Mapping[str, Any] = entry["actor"]
+    said = Actor(actor["channel"], actor["uid"], actor["pid"], actor["peer"])
+    attributes = {
+        "inferscope.control.op": entry["op"],
+        "inferscope.control.id": entry["id"],
+        "inferscope.control.state": entry["state"],
+        "inferscope.control.why": entry["why"],
+        "inferscope.control.channel": said.channel,
+        "inferscope.control.uid": said.uid,
+        "inferscope.control.pid": said.pid,
+        "inferscope.control.peer": said.peer,
+        **{f"inferscope.control.args.{key}": value for key, value in entry["args"].items()},
+    }
+    why = f": {entry['why']}" if entry["why"] else ""
+    body = f"{entry['op']} asked by {said}, {entry['state']}{why}"
+    return Event(EVENT, entry["at_unix_ns"], body, {key: value for key, value in attributes.items() if value is not None})
+
+
+def lend(
+    rooms: Lender,
+    *,
+    status: Callable[[], Mapping[str, Any]],
+    snapshot: Callable[[], Snapshot],
+    capture_now: Callable[[str, int], str],
+    lock: Callable[[], AbstractContextManager[Any]],
+) -> Operations:
+    """Make the operations of a runtime.
+
+    Args:
+        rooms: The rooms.
+        status: As `Runtime.status`.
+        snapshot: As `Runtime.snapshot`.
+        capture_now: As `Runtime.capture_now`; it takes the lock itself.
+        lock: Gives the lock that a tick holds, the one of this process at the time of the call.
+    """
+
+    def capture(reason: str, requests: int, actor: Actor) -> str:
+        if "capture" in rooms.off:
+            raise CaptureRefusedError("captures were switched off on demand; switch them on first")
+        return capture_now(f"{reason} ({actor})"[:_REASON_LENGTH], requests)
+
+    def set_slo(name: str, keywords: Mapping[str, Any]) -> None:
+        with lock():
+            workers = len(rooms.pod.workers(now_ns()))
+            if workers > 1:
+                raise InferscopeError(f"{workers} workers count for this objective together: change it in configure(), for all of them")
+            if any(state.phase == "open" for state in rooms.trigger.state.values()):
+                raise InferscopeError("an incident is open; change the objective when it is closed")
+            rooms.set_objectives(with_change(rooms.trigger.slos, name, keywords))
+
+    def switch(part: str, *, on: bool) -> None:
+        with lock():
+            if part == "recording":
+                rooms.recorder.enabled = on
+            elif on and (rooms.capture if part == "capture" else rooms.exporter) is None:
+                raise InferscopeError(f"{part} was off from the start; only configure() can switch it on")
+            elif part == "capture" and not on and rooms.capture is not None:
+                rooms.capture.disarm()
+            (rooms.off.discard if on else rooms.off.add)(part)
+
+    def audit(entry: Mapping[str, Any]) -> None:
+        event = audit_event(entry)
+        _logger.info("inferscope: %s", event.body)
+        if rooms.exporter is not None:
+            rooms.exporter.event(event)
+
+    return Operations(
+        status=status,
+        snapshot=snapshot,
+        capture=capture,
+        enable=lambda part: switch(part, on=True),
+        disable=lambda part: switch(part, on=False),
+        set_slo=set_slo,
+        audit=audit,
+    )
