@@ -1,0 +1,80 @@
+"""The room as `runtime` drives it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from inferscope.aggregate.window import Aggregator
+from inferscope.device.events import DeviceTimer
+from inferscope.device.room import DeviceRoom
+from inferscope.record import core
+
+
+def test_a_room_delivers_evidence_and_stops(sim) -> None:
+    recorder = core.Recorder()
+    room = DeviceRoom(recorder, DeviceTimer(clock=sim.now_ns))
+    sim.configure(call_us=0.3)
+    sim.virtual_clock()
+    assert room.period_s == 1.0
+    room.start()
+    room.monitor()
+    channel = room._timer.channel(torch.device("sim", 0))
+    assert room.period_s < 0.1
+    begin = sim.now_ns()
+    for _ in range(8):
+        started = channel.begin(None)
+        sim.kernel(5.0)
+        channel.end(started, "forward")
+        sim.advance_ms(10.0)
+        room.harvest()
+    room.monitor()
+    found = room.evidence(begin, sim.now_ns())
+    assert (found["busy"], found["source"]) == (None, None)  # our own spans never stand for the card
+    assert found["own_spans"]["sim:0"] == pytest.approx(0.5, abs=0.1)
+    assert found["memory"][0]["device"] == "sim:0"
+    assert found["cards"] == []
+    assert room.status()["devices"]["sim:0"]["delivered"] == 8
+    assert room.status()["nvml"] == "not asked"
+    room.stop()
+    assert not room._timer.enabled
+    kinds = {held.kind for held in Aggregator(recorder).tick(10**12).series}
+    assert {"device", "device.queue"} <= kinds
+    room.after_fork()
+    assert room.status()["devices"] == {}
+
+
+def test_nothing_is_asked_of_a_device_before_the_application_used_it() -> None:
+    code = """
+        import sys
+        from inferscope.device.room import DeviceRoom
+        from inferscope.record import core
+        room = DeviceRoom(core.Recorder())
+        room.start()
+        for _ in range(3):
+            room.harvest()
+            room.monitor()
+        room.stop()
+        assert "torch" not in sys.modules and "pynvml" not in sys.modules
+        from inferscope.testing import accelerator
+        sim = accelerator.load()
+        import inferscope, torch
+        inferscope.instrument("torch", "copies")
+        room.start()
+        before = sim.counters()
+        torch.nn.Linear(4, 4)(torch.ones(2, 4))
+        room.harvest()
+        room.monitor()
+        calls = {name: count for name, count in sim.counters().items() if count != before.get(name, 0)}
+        assert not calls, calls
+        torch.nn.Linear(4, 4).to("sim")(torch.ones(2, 4).to("sim"))
+        torch.accelerator.synchronize()
+        assert room.harvest() == 2
+        print("done")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout == "done\n", done.stderr
