@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Runtime"]
 
 _PERIODS_S: Final = {"export": 1.0, "capture": 0.2}
-_FORK_WAIT_S: Final = 0.1
-"""How long a fork waits for a tick to end; the child needs none of its locks, waiting only keeps the parent's numbers whole."""
+_FORK_WAIT_S: Final = (0.1, 1.0)
+"""How long a fork waits for a tick to end (the child needs none of its locks, its numbers stay whole) and for files (SQLite's stay held)."""
 _EXIT_S: Final = 0.9
 """What the end of the process waits for us when nobody called `shutdown`."""
 
@@ -51,9 +51,8 @@ class Runtime:
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
         self.settings = settings
         self.rooms = Rooms(settings, recorder)
-        self._stop = threading.Event()
-        self._tick_lock = threading.Lock()
-        self._fork_waited = False
+        self._stop, self._tick_lock = threading.Event(), threading.Lock()
+        self._fork_waited, self._fork_paused = False, False
         self._threads: dict[str, threading.Thread] = {}
         self._started_ns, self._dormant = now_ns(), False
 
@@ -174,9 +173,12 @@ class Runtime:
         }
 
     def _before_fork(self) -> None:
-        self._fork_waited = self._tick_lock.acquire(timeout=_FORK_WAIT_S)
+        self._fork_paused = self.rooms.exporter is not None and self.rooms.exporter.pause(_FORK_WAIT_S[1])
+        self._fork_waited = self._tick_lock.acquire(timeout=_FORK_WAIT_S[0])
 
     def _after_fork(self) -> None:
+        if self._fork_paused and self.rooms.exporter is not None:
+            self.rooms.exporter.resume()
         if os.getpid() == self.rooms.pid and not self._dormant and not self._stop.is_set() and not self.rooms.served():
             self._dormant = True
             self.rooms.deactivate()
@@ -186,8 +188,7 @@ class Runtime:
     def _in_child(self) -> None:
         if self._stop.is_set():
             return
-        self._tick_lock = threading.Lock()
-        self._stop = threading.Event()
+        self._stop, self._tick_lock = threading.Event(), threading.Lock()
         self._threads = {}
         self._dormant = True
         self.rooms.after_fork()

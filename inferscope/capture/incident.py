@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from inferscope.capture import guards
 from inferscope.capture.bundle import Bundle, prune
 from inferscope.capture.child import DiagnosisChild
 from inferscope.capture.held import (
@@ -288,7 +289,7 @@ class IncidentKeeper:
             )
         )
         held.armed = refusal is None
-        if refusal is not None:
+        if refusal is not None and refusal != guards.REASONS["torch_not_imported"]:
             log_once(f"capture-{breach.id}", f"no profiles for {breach.id}: {refusal}")
         return refusal
 
@@ -301,8 +302,7 @@ class IncidentKeeper:
             self._write_healthy(bundle, held.breach)
             digest = bundle.publish("open")
         except Exception:
-            if self._open is held:
-                self._open = None  # nothing lies there that could be continued
+            self._open = None  # nothing lies there that could be continued
             raise
         held.bundle = bundle
         self._announce(held)

@@ -78,6 +78,7 @@ class Exporter:
         self._delta = delta_preferred(environ)
         self._resource: Mapping[str, Scalar] = resource or {}
         self._lock = threading.Lock()
+        self._files = threading.Lock()
         self._senders: dict[str, Sender] = {}
         for signal in ("logs", "traces", "metrics"):
             with guard("export"):
@@ -186,7 +187,7 @@ class Exporter:
             series = self._builder.build(batch, slices, exemplars)
             series += self._own_series(batch, slices)
             slices.rest()
-        with guard("export.keep"):
+        with guard("export.keep"), self._files:
             self._keep(series, spans, slices)
         delivered = self._send_events(deadline, force=force)
         if batch is not None:
@@ -305,12 +306,12 @@ class Exporter:
         return delivered
 
     def pause(self, timeout_s: float) -> bool:
-        """Keep every run from the files until `resume`: SQLite's own locks must not be held by another thread when the process forks."""
-        return self._lock.acquire(timeout=timeout_s)
+        """Keep other threads from the files until `resume`: a fork while SQLite holds its own locks would leave them held in the child."""
+        return self._files.acquire(timeout=timeout_s)
 
     def resume(self) -> None:
         """After a `pause` that returned True."""
-        self._lock.release()
+        self._files.release()
 
     def after_fork(self, directory: Path | None = None) -> None:
         """In a forked child: forget what the parent put down, never touch its files and connections, start with fresh ones.
@@ -318,7 +319,8 @@ class Exporter:
         Args:
             directory: The child's own slot; None keeps nothing on disk.
         """
-        self._lock = threading.Lock()  # another thread of the parent may have held the old one
+        self._lock = threading.Lock()  # another thread of the parent may have held the old ones
+        self._files = threading.Lock()
         self._senders = {signal: sender.after_fork() for signal, sender in self._senders.items()}
         for ring in self._rings.values():
             ring.close()

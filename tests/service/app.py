@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 import inferscope as scope
 from inferscope.capture import incident
+from inferscope.capture.budget import CaptureBudget
 
 incident.CAPTURE_S = float(os.environ.get("SERVICE_CAPTURE_S", "30"))
 incident.SETTLE_S = float(os.environ.get("SERVICE_SETTLE_S", "5"))
@@ -22,8 +23,14 @@ scope.configure(
     warmup_s=300,
     warmup_requests=60,
     tick_s=0.25,
+    budget=CaptureBudget(slow=5, body=0, max_share=1.0, attempts_per_s=100.0, stall_ms_per_s=100.0, free_memory_mb=0),
     export_interval_s=float(os.environ.get("SERVICE_EXPORT_S", "1")),
 )
+if os.environ.get("SERVICE_TORCH"):
+    import torch
+
+    torch.set_num_threads(1)
+    matrix = torch.ones(16, 16)
 rules = scope.lock("rules", threading.Lock())
 counted = 0
 
@@ -41,6 +48,9 @@ def score(request):
         with scope.stage("features"):
             time.sleep(0.0005)
         slow = request.query_params.get("slow") and number % 3 == 0
+        if os.environ.get("SERVICE_TORCH"):
+            with scope.stage("forward"):
+                (matrix @ matrix).sum()
         hold(0.12 if slow else 0.0)
     return PlainTextResponse("ok")
 

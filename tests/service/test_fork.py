@@ -133,7 +133,7 @@ def work(i):
         done[i] += 1
 threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
 [t.start() for t in threads]
-for _ in range(12):
+for _ in range(6):
     time.sleep(0.05)
     pid = os.fork()
     if pid == 0:
@@ -152,7 +152,7 @@ print(sum(done))
         assert (done.returncode, done.stderr) == (0, "")
         counted = totals(receiver)
     assert max(counted.values()) == int(done.stdout)
-    assert sorted(counted.values())[:-1] == [2] * 12
+    assert sorted(counted.values())[:-1] == [2] * 6
 
 
 def test_a_preload_master_of_gunicorn_gives_its_slot_back_and_sends_nothing(serve, state_dir):

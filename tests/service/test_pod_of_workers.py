@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from inferscope.capture.bundle import list_incidents, verify
 
 UVICORN = ("uvicorn", "app:app", "--host", "127.0.0.1", "--port", "0", "--workers", "4")
@@ -22,7 +24,7 @@ def cli(*arguments: str, state: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_one_incident_with_parts_of_all_workers_and_recycled_ones_take_the_freed_slots(serve, state_dir):
-    server = serve(*UVICORN, SERVICE_CAPTURE_S="4", SERVICE_SETTLE_S="4")
+    server = serve(*UVICORN, SERVICE_CAPTURE_S="3", SERVICE_SETTLE_S="4")
     with server.load():
         first = server.workers(4)
         assert sorted(row["slot"] for row in first.values()) == [0, 1, 2, 3]
@@ -74,7 +76,7 @@ def test_one_incident_with_parts_of_all_workers_and_recycled_ones_take_the_freed
 
 
 def test_a_leader_that_dies_in_an_open_incident_is_succeeded(serve, state_dir):
-    server = serve(*UVICORN[:-1], "2", SERVICE_CAPTURE_S="6", SERVICE_SETTLE_S="3")
+    server = serve(*UVICORN[:-1], "2", SERVICE_CAPTURE_S="4", SERVICE_SETTLE_S="3")
     with server.load("/score?slow=1"):
         workers = server.workers(2)
         leader = server.wait(lambda: next((pid for pid, row in server.workers(2).items() if row["leads"]), None))
@@ -89,3 +91,19 @@ def test_a_leader_that_dies_in_an_open_incident_is_succeeded(serve, state_dir):
     server.wait(lambda: not verify(path) and len(list(path.glob("manifest-*.json"))) >= 3)
     assert (path / f"evidence-{other['slot']}-1.json").exists()
     assert "Traceback" not in server.said()
+
+
+def test_profiles_of_all_workers_together_keep_to_the_budget(serve, state_dir):
+    pytest.importorskip("torch")
+    server = serve(*UVICORN[:-1], "2", SERVICE_CAPTURE_S="5", SERVICE_SETTLE_S="6", SERVICE_TORCH="1")
+    with server.load("/score?slow=1"):
+        server.workers(2)
+        path = server.wait(lambda: list_incidents(state_dir), 30)[0]
+        server.wait(lambda: len(list(path.glob("evidence-*-1.json"))) == 2, 40)
+    kept = {side.name.split("-")[0] for side in (path / "captures").glob("s*[0-9].json")}
+    traces = list((path / "captures").glob("*.trace.json"))
+    assert 2 <= len(traces) <= 5
+    assert kept == {"s0", "s1"}
+    states = server.workers(2).values()
+    assert sum(row["capture"]["kept"] for row in states) <= 5
+    server.wait(lambda: list(path.glob("diagnosis-*.json")) and not verify(path), 90)

@@ -171,6 +171,8 @@ def _build(target: Target) -> Wire:
     """Imports everything that sending needs, so that the first export does not."""
     with suppressed():
         pass
+    # The socket module imports this codec at the first connection: a fork during that import leaves its lock held in the child.
+    "localhost".encode("idna")
     if target.protocol == GRPC:
         from inferscope.export.otlp.grpc_wire import GrpcWire
 
