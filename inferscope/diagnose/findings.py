@@ -6,20 +6,23 @@ A rule is a function from `Context` to findings. It names a measured value for e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
-from inferscope.diagnose.waits import Waits
+import numpy as np
+
+from inferscope.diagnose.waits import Waits, is_model, weights
 from inferscope.types import Evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from inferscope.diagnose.attribution import Attribution
     from inferscope.diagnose.evidence import Horizon
+    from inferscope.diagnose.host import HostRequest
     from inferscope.diagnose.trace import TraceSummary
     from inferscope.diagnose.whatif import Plan
-    from inferscope.types import Breach, CaptureSummary, Finding, Share
+    from inferscope.types import Breach, CaptureSummary, Finding, FloatArray, Share
 
 __all__ = ["MINIMUM_SHARE", "Context", "Rule", "evaluate", "grade", "model_label", "share_evidence"]
 
@@ -27,7 +30,6 @@ MINIMUM_SHARE: Final = 0.10
 """A column below a tenth of the excess is not worth advice."""
 
 _HIGH_SHARE: Final = 0.30
-_MODEL_NAMES: Final = ("forward", "model", "inference", "infer", "predict", "generate", "decode")
 _ORDER: Final = {"high": 0, "medium": 1, "low": 2, "info": 3}
 
 
@@ -49,6 +51,21 @@ class Context:
     def usable(self) -> bool:
         """Whether shares have intervals."""
         return self.attribution.withheld is None
+
+    @property
+    def threshold_ns(self) -> float:
+        """Requests above it are slow: the objective, or the first edge when there is none."""
+        edges = self.horizon.edges_ns
+        return self.breach.threshold_ms * 1e6 if self.breach.threshold_ms > 0 else float(edges[0]) if edges else float("inf")
+
+    def kept(self, *, slow: bool) -> tuple[tuple[HostRequest, ...], FloatArray]:
+        """Retained requests of one kind with the requests that each stands for."""
+        chosen = [
+            (r, w)
+            for r, w in zip(self.horizon.host.requests, weights(self.horizon), strict=True)
+            if (r.wall_ns > self.threshold_ns) is slow
+        ]
+        return tuple(request for request, _ in chosen), np.array([weight for _, weight in chosen], dtype=np.float64)
 
     def shares(self, kind: str, minimum: float = MINIMUM_SHARE) -> tuple[Share, ...]:
         """Columns of one kind that own at least `minimum` of the excess, largest first."""
@@ -89,16 +106,39 @@ def model_label(labels: Sequence[str], shares: Sequence[Share]) -> str | None:
     """The label of the model's own stage: device time or a stage called forward, model, predict and the like; the costliest if several."""
     kinds = {share.name: (share.kind, share.mean_share) for share in shares}
     found = [
-        label for label in labels if label in kinds and (kinds[label][0] == "device" or (kinds[label][0] == "stage" and _is_model(label)))
+        label for label in labels if label in kinds and (kinds[label][0] == "device" or (kinds[label][0] == "stage" and is_model(label)))
     ]
     return max(found, key=lambda label: kinds[label][1], default=None)
 
 
-def _is_model(label: str) -> bool:
-    return any(part in _MODEL_NAMES for part in label.lower().replace(":", ".").replace("_", ".").split("."))
+_SPECIFIC: Final[Mapping[str, frozenset[str]]] = {
+    "INPUT_SIZE": frozenset({"MODEL_SLOW", "STAGE_SLOW"}),
+    "RETRY_OR_ERROR": frozenset({"STAGE_SLOW", "IO_IN_REQUEST"}),
+    "COLD_START": frozenset({"MODEL_SLOW", "STAGE_SLOW", "UNATTRIBUTED_HIGH", "IO_IN_REQUEST", "QUEUEING"}),
+    "SATURATION": frozenset({"QUEUEING"}),
+    "HEAD_OF_LINE": frozenset({"QUEUEING"}),
+    "BATCH_TIMEOUT": frozenset({"QUEUEING"}),
+    "BATCH_CAPACITY": frozenset({"QUEUEING"}),
+    "THREAD_OVERSUB": frozenset({"MODEL_SLOW"}),
+    "MANY_SMALL_COPIES": frozenset({"COPY_WAIT"}),
+}
+"""A finding that says why, and those about the same time that only say where: they step down when it stands."""
 
 
 def evaluate(context: Context, rules: Iterable[Rule]) -> tuple[Finding, ...]:
-    """All findings, by severity, then share."""
+    """All findings, by severity, then share; what only says where comes after what says why."""
     findings = [finding for rule in rules for finding in rule(context)]
-    return tuple(sorted(findings, key=lambda finding: (_ORDER[finding.severity], -(finding.share or 0.0), finding.id)))
+    general = {id(weaker) for finding in findings for weaker in findings if _explains(finding, weaker)}
+    ranked = [replace(f, severity="medium") if id(f) in general and f.severity == "high" else f for f in findings]
+    order = sorted(
+        zip(findings, ranked, strict=True),
+        key=lambda pair: (_ORDER[pair[1].severity], id(pair[0]) in general, -(pair[1].share or 0.0), pair[1].id),
+    )
+    return tuple(finding for _, finding in order)
+
+
+def _explains(finding: Finding, weaker: Finding) -> bool:
+    if weaker.id not in _SPECIFIC.get(finding.id, ()) or _ORDER[finding.severity] > _ORDER[weaker.severity]:
+        return False
+    # shares are compared as numbers: equal ones are the same column's
+    return finding.share is None or finding.share == weaker.share or weaker.where in finding.where

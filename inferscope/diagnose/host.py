@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STATES", "HostFacts", "HostRequest", "HostSpan", "Pause", "SiteTimes", "ThreadRows", "read_host"]
 
-STATES: Final = ("running", "gil", "lock", "sleep", "io")
+STATES: Final = ("running", "gil", "lock", "sleep", "io", "log")
 """States of samples by number, as `inferscope.host.gil` writes them."""
 _US: Final = 1000
 

@@ -89,6 +89,8 @@ class TraceSummary:
     device_events: int
     device_busy: float | None
     """Union of this process's device work over its own span; None without device events. Others may share the card: it never proves that the card is idle."""
+    device_ms: float = 0.0
+    """Sum of the device work's durations."""
     stages_ms: Mapping[str, float] = field(default_factory=dict[str, float])
     """Self time of operators and runtime calls joined to our stages."""
 
@@ -235,6 +237,7 @@ class _Reader:
             launches=self.launches,
             device_events=len(self.busy[0]),
             device_busy=_union(self.busy[0], self.busy[1]),
+            device_ms=sum(self.busy[1]) / 1e3,
             stages_ms={label: micros / 1e3 for label, micros in stages.items()},
         )
 

@@ -2,7 +2,7 @@
 
 The recorder owns named waits exactly. What it calls a stage or unattributed is divided here, for slow and for ordinary requests apart, by
 laying thread samples and collections over retained requests by thread and time; sums are preserved, a wait only moves to a column of its
-own. Named waits (locks, copies, queues) are never divided again. A collection is charged as min(overlap, off-CPU remainder).
+own. Named waits (locks, copies) are never divided again. A collection is charged as min(overlap, off-CPU remainder).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from inferscope.diagnose.evidence import Blocks, Sampled
+from inferscope.diagnose.host import STATES
 from inferscope.types import Column
 
 if TYPE_CHECKING:
@@ -25,19 +26,22 @@ if TYPE_CHECKING:
     from inferscope.diagnose.host import HostFacts, HostRequest, ThreadRows
     from inferscope.types import FloatArray
 
-__all__ = ["GIL", "RUN_QUEUE", "UNNAMED_LOCK", "Waits", "divide", "weights"]
+__all__ = ["GIL", "RUN_QUEUE", "UNNAMED_LOCK", "Waits", "divide", "is_model", "weights"]
 
 GIL: Final = Column("cpu", "gil")
 RUN_QUEUE: Final = Column("cpu", "run-queue")
 UNNAMED_LOCK: Final = Column("lock", "unnamed")
-_DIVISIBLE: Final = frozenset({"stage", "unattributed"})
-_ROWS: Final = 20
+_DIVISIBLE: Final = frozenset({"stage", "unattributed", "queue"})
+"""Of a queue only what kept its worker from the interpreter or a CPU: the worker may serve others meanwhile."""
+_ROWS: Final = 12
 """Sampled intervals inside a column, of at least `_REQUESTS` requests, that are needed to divide it by its own fractions."""
 _REQUESTS: Final = 5
 _LEAST: Final = 0.02
 """Fractions below this stay where they were."""
 _INSIDE: Final = 0.5
 """An interval counts for a part of a request that holds at least this much of it."""
+_MODEL_NAMES: Final = ("forward", "model", "inference", "infer", "predict", "generate", "decode")
+_ASKING: Final = 0.10
 _PARTS: Final = ("cpu", "run-queue", "gil", "lock", "io")
 
 
@@ -53,6 +57,11 @@ class Waits:
     ordinary_parts: Mapping[str, float] = field(default_factory=dict[str, float])
     paused: int = 0
     """Slow requests that a collection of another thread stopped."""
+
+
+def is_model(label: str) -> bool:
+    """Whether a stage's name says that it is the model's own."""
+    return any(part in _MODEL_NAMES for part in label.lower().replace(":", ".").replace("_", ".").split("."))
 
 
 class _Pool:
@@ -71,7 +80,8 @@ class _Pool:
     def fractions(self, column: int) -> FloatArray | None:
         """Parts of a column's time, when enough of it was sampled."""
         if self.rows[column] >= _ROWS and self.requests[column] >= _REQUESTS:
-            return np.asarray(self.known[column] / self.known[column].sum())
+            fractions: FloatArray = self.known[column] / self.known[column].sum()
+            return fractions
         return None
 
     def parts(self) -> dict[str, float]:
@@ -174,7 +184,7 @@ class _Join:
             return None
         scale = np.where(usable, overlap / np.maximum(length, 1.0), 0.0)
         # Who awaits leaves its thread to others: what that thread waits for is not what the request waits for.
-        awaits = request.cpu_ns is None and column <= 0
+        awaits = (request.cpu_ns is None and column <= 0) or (column >= 0 and self.kinds[column] == "queue")
         return _parts(rows, part, length, scale, awaits=awaits), int(usable.sum())
 
     def _pauses(
@@ -187,10 +197,10 @@ class _Join:
             if pause.start_ns >= request.start_ns + request.wall_ns:
                 break
             for column, thread, start, end, part in segments:
-                overlap = min(end, pause.end_ns) - max(start, pause.start_ns)
-                if overlap > 0 and pause.slot == request.slot and thread != pause.thread:
+                both = min(end, pause.end_ns) - max(start, pause.start_ns)
+                if both > 0 and pause.slot == request.slot and thread != pause.thread:
                     key = (pause.generation, column)
-                    found[key] = found.get(key, 0.0) + overlap * part
+                    found[key] = found.get(key, 0.0) + both * part
         if not found:
             return {}
         pool.paused += 1
@@ -210,9 +220,11 @@ class _Join:
 def _parts(rows: ThreadRows, part: slice, length: FloatArray, scale: FloatArray, *, awaits: bool) -> FloatArray:
     """Time by `_PARTS`; what has no name counts as the column's own."""
     cpu, delay, state = rows.cpu[part], rows.delay[part], rows.state[part]
+    # Who waits for the interpreter wakes every 5 ms only to ask again: the delay of that is part of the same wait.
+    delay = np.where((state == STATES.index("gil")) & (cpu < _ASKING * length), 0.0, delay)
     blocked = np.maximum(length - cpu - delay, 0.0) * scale
-    by_state = np.array([blocked[state == number].sum() for number in range(5)])
-    parts = np.array([(cpu * scale).sum() + by_state[0], (delay * scale).sum(), by_state[1], by_state[2], by_state[3] + by_state[4]])
+    by_state = np.array([blocked[state == number].sum() for number in range(len(STATES))])
+    parts = np.array([(cpu * scale).sum() + by_state[0], (delay * scale).sum(), by_state[1], by_state[2], by_state[3:].sum()])
     if awaits:
         parts[0] += parts[3] + parts[4]
         parts[3:] = 0.0
@@ -233,6 +245,8 @@ def _moves(horizon: Horizon, pool: _Pool) -> list[tuple[int, Column, float]]:
         parts = pool.fractions(index)
         if parts is None:
             continue
+        if column.kind == "queue" or is_model(column.name):
+            parts[3:] = 0.0  # a model's stage blocks on its device or its own pool: that is its work
         scale = min(1.0, left / parts[1:].sum()) if parts[1:].sum() > 0 else 0.0
         io = Column("io", "between stages" if column.kind == "unattributed" else column.name)
         for target, fraction in zip((RUN_QUEUE, GIL, UNNAMED_LOCK, io), parts[1:].tolist(), strict=True):

@@ -32,16 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["PERIOD_S", "STATES", "Sampler", "classify", "runtime_range"]
 
 PERIOD_S: Final = 0.010
-STATES: Final = ("running", "gil", "lock", "sleep", "io")
-"""By their numbers in samples; `running` is on a CPU or ready for one."""
+STATES: Final = ("running", "gil", "lock", "sleep", "io", "log")
+"""By their numbers in samples; `running` is on a CPU or ready for one, `log` waits for the lock of a logging handler."""
 ROW: Final = struct.Struct("<IIII")
 """One interval: end in us after the first sample, CPU us, run-queue us, length in us << 3 | state. The kernel counts a run-queue delay when
 it ends, so an interval can hold more of it than its length: the rest belongs to the intervals before."""
-RUNNING, GIL, LOCK, SLEEP, IO = range(5)
+RUNNING, GIL, LOCK, SLEEP, IO, LOG = range(6)
 _ROWS: Final = 200_000
 """Intervals kept in all; then sampling stops taking new ones."""
 _THREADS: Final = 64
 _SITES: Final = 16
+_LOGGING: Final = "/logging/__init__.py"
 _DEPTH: Final = 32
 _MEET_NS: Final = 100_000_000
 """How often threads that began are looked for."""
@@ -117,13 +118,20 @@ def _unavailable() -> str | None:
 class _Thread:
     """One sampled thread: its descriptor, last totals and intervals."""
 
-    __slots__ = ("at", "file", "last_ns", "name", "rows", "state", "times")
+    __slots__ = ("at", "file", "ident", "last_ns", "name", "rows", "state", "times")
 
-    def __init__(self, file: int, times: ThreadTimes, now: int, name: str | None) -> None:
-        self.file, self.times, self.last_ns, self.name = file, times, now, name
+    def __init__(self, file: int, times: ThreadTimes, now: int) -> None:
+        self.file, self.times, self.last_ns = file, times, now
+        self.name: str | None = None
+        self.ident: int | None = None
         self.state = RUNNING
         self.at: tuple[str, str] | None = None
         self.rows = array("I")
+
+    def meet(self, thread: threading.Thread | None) -> None:
+        """Learn its Python side."""
+        if thread is not None:
+            self.name, self.ident = thread.name, thread.ident
 
 
 class Sampler:
@@ -203,9 +211,8 @@ class Sampler:
 
     def _locate(self, seen: list[tuple[_Thread, int, ThreadTimes]]) -> None:
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  (as locks find their holders)
-        by_native = {thread.native_id: thread.ident for thread in threading.enumerate()}
-        for thread, held in self._threads.items():
-            held.at = _found(frames.get(by_native.get(thread) or 0), self.sites) if held.name is not None else None
+        for held in self._threads.values():
+            held.at = _found(frames.get(held.ident or 0), self.sites)
         for held, state, times in seen:
             if held.at is None:
                 continue
@@ -226,9 +233,14 @@ class Sampler:
         if held.name is None:
             return RUNNING  # a native thread: its times count, what it waits for does not
         try:
-            return classify(self._read(held.file), self._runtime)
+            state = classify(self._read(held.file), self._runtime)
         except (OSError, ValueError):
             return RUNNING
+        return LOG if state == LOCK and _logs(self._frame(held)) else state
+
+    def _frame(self, held: _Thread) -> FrameType | None:
+        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  (as locks find their holders)
+        return frames.get(held.ident or 0)
 
     def _note(self, held: _Thread, state: int, times: ThreadTimes, end: int, *, others_wait: bool) -> None:
         length = end - held.last_ns
@@ -248,11 +260,11 @@ class Sampler:
         held.times, held.last_ns, held.state = times, end, state
 
     def _meet(self, moment: int) -> None:
-        names = {thread.native_id: thread.name for thread in threading.enumerate()}
+        python = {thread.native_id: thread for thread in threading.enumerate()}
         for thread in self._schedstat.threads():
             known = self._threads.get(thread)
             if known is not None:
-                known.name = known.name or names.get(thread)  # a thread that is just starting has no name yet
+                known.meet(python.get(thread))  # a thread that is just starting is not in the list yet
                 continue
             if thread == threading.get_native_id() or len(self._threads) >= _THREADS:
                 continue
@@ -261,7 +273,8 @@ class Sampler:
                 continue
             with suppress(OSError):
                 file = os.open(f"/proc/self/task/{thread}/syscall", os.O_RDONLY | os.O_CLOEXEC)
-                held = self._threads[thread] = _Thread(file, times, moment, names.get(thread))
+                held = self._threads[thread] = _Thread(file, times, moment)
+                held.meet(python.get(thread))
                 held.state = self._look(held)
 
     def _retire(self, thread: int, held: _Thread) -> None:
@@ -280,6 +293,11 @@ class Sampler:
             else:
                 found[thread] = held.name, array("I", held.rows)
         return found
+
+
+def _logs(frame: FrameType | None) -> bool:
+    """Whether a waiting thread's innermost frame is the standard library's logging."""
+    return frame is not None and frame.f_code.co_filename.endswith(_LOGGING)
 
 
 def _found(frame: FrameType | None, sites: Container[tuple[str, str]]) -> tuple[str, str] | None:

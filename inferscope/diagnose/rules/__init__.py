@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from inferscope.diagnose.rules.copies import small_copies, synchronous_copies, waiting_copies
-from inferscope.diagnose.rules.locks import lock_contention
+from inferscope.diagnose.rules.copies import reads_in_loop, small_copies, synchronous_copies, waiting_copies
+from inferscope.diagnose.rules.cpu import interpreter_lock, run_queue, telemetry
+from inferscope.diagnose.rules.device import capture_under_overload, dynamic_shapes, implicit_syncs, launch_bound, low_utilisation
+from inferscope.diagnose.rules.inputs import input_size, io_in_request, retries
+from inferscope.diagnose.rules.load import batching, cold_start, head_of_line, saturation
+from inferscope.diagnose.rules.locks import lock_contention, slow_holder
 from inferscope.diagnose.rules.model import model_stage, slow_stage, unattributed
-from inferscope.diagnose.rules.scheduling import gc_pauses, interpreter_lock, queueing, run_queue
+from inferscope.diagnose.rules.scheduling import gc_pauses, queueing
 
 if TYPE_CHECKING:
     from inferscope.diagnose.findings import Rule
@@ -18,12 +22,27 @@ ALL: Final[tuple[Rule, ...]] = (
     synchronous_copies,
     waiting_copies,
     small_copies,
+    reads_in_loop,
     lock_contention,
+    slow_holder,
+    saturation,
+    head_of_line,
+    batching,
     queueing,
+    cold_start,
     gc_pauses,
     run_queue,
     interpreter_lock,
+    telemetry,
+    input_size,
+    retries,
+    io_in_request,
     slow_stage,
     model_stage,
+    implicit_syncs,
+    launch_bound,
+    dynamic_shapes,
+    low_utilisation,
+    capture_under_overload,
     unattributed,
 )

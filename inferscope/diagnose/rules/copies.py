@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from inferscope.diagnose.findings import Context
     from inferscope.types import Share
 
-__all__ = ["small_copies", "synchronous_copies", "waiting_copies"]
+__all__ = ["reads_in_loop", "small_copies", "synchronous_copies", "waiting_copies"]
 
 _MANY: Final = 8
+_READS: Final = 4
 _SMALL_BYTES: Final = 64 << 10
 _SMALL_SHARE: Final = 0.05
 _MOST: Final = 0.5
@@ -65,13 +66,14 @@ def small_copies(context: Context) -> Iterable[Finding]:
             # how many there were is known by name, which line made them as a part of the process's total
             often = context.horizon.copied.get(site.name, 0) / context.horizon.count * site.count / total
             each = site.bytes / site.count
-            if often < _MANY or each >= _SMALL_BYTES:
+            if often < _MANY or each >= _SMALL_BYTES or site.name.startswith("d2h"):
                 continue
             severity, _ = grade(context, share, _SMALL_SHARE)
+            pinned = site.pageable < _MOST * site.count  # copies that wait for pageable memory have a finding of their own
             yield Finding(
                 id="MANY_SMALL_COPIES",
                 class_="communication",
-                severity="medium" if severity == "high" else severity,
+                severity="medium" if severity == "high" and not pinned else severity,
                 confidence="medium",
                 where=site.site,
                 claim=f"Each request makes {often:.0f} copies of {each / 1024:.1f} KiB at {site.site}.",
@@ -86,6 +88,37 @@ def small_copies(context: Context) -> Iterable[Finding]:
                 refute_by="Pack them on one replica: if the copies' time stays, bytes and not calls cost it.",
                 fix="Pack the tensors into one staging buffer, copy once, and split by view on the other side.",
                 rollback="Return to separate copies.",
+            )
+
+
+def reads_in_loop(context: Context) -> Iterable[Finding]:
+    """D2H_IN_LOOP: one line brings values back from the device several times a request, and the host waits each time."""
+    for share in (share for share in context.shares("copy", _SMALL_SHARE) if share.name.startswith("copy:d2h")):
+        sites = _of(context, share)
+        total = sum(site.count for site in sites)
+        for site in sites:
+            often = context.horizon.copied.get(site.name, 0) / context.horizon.count * site.count / total
+            if often < _READS or site.sync < _MOST * site.count or site.bytes / site.count >= _SMALL_BYTES:
+                continue
+            severity, confidence = grade(context, share, _SMALL_SHARE)
+            yield Finding(
+                id="D2H_IN_LOOP",
+                class_="communication",
+                severity=severity,
+                confidence=confidence,
+                where=site.site,
+                claim=f"{site.site} reads from the device {often:.1f} times a request and waits for it each time.",
+                evidence=(
+                    share_evidence(share),
+                    Evidence("reads a request", round(often, 1), "copies"),
+                    Evidence("mean size of a read", round(site.bytes / site.count / 1024, 2), "KiB"),
+                    Evidence("mean wait of a read", round(site.wall_ns / site.count / 1e6, 3), "ms"),
+                ),
+                share=share.share,
+                what_if_p99_ms=context.plan.p99_ms(share.name),
+                refute_by="Gather the values on the device and read once, on one replica: if the time stays, bytes and not waits cost it.",
+                fix="Collect the results on the device and copy them once after the loop.",
+                rollback="Return to separate reads.",
             )
 
 

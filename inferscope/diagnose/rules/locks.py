@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from inferscope.diagnose.findings import grade, share_evidence
+from inferscope.diagnose.host import STATES
+from inferscope.diagnose.waits import UNNAMED_LOCK
 from inferscope.types import Evidence, Finding
 
 if TYPE_CHECKING:
@@ -13,13 +15,78 @@ if TYPE_CHECKING:
     from inferscope.diagnose.findings import Context
     from inferscope.types import Share
 
-__all__ = ["lock_contention"]
+__all__ = ["lock_contention", "slow_holder"]
+
+_OFF_CPU: Final = 0.20
+"""Part of a hold that its holder waits, from which the wait is worth naming."""
+_LEAST_NS: Final = 50_000_000
+_WAITS: Final = {"gil": "the interpreter", "sleep": "sleep", "io": "input or output", "log": "a log handler"}
 
 
 def lock_contention(context: Context) -> Iterable[Finding]:
     """LOCK_CONTENTION: slow requests wait for a named lock; the advice names the site whose hold started the queue."""
     for share in context.shares("lock"):
-        yield _finding(context, share)
+        yield _unnamed(context, share) if share.name == UNNAMED_LOCK.label else _finding(context, share)
+
+
+def slow_holder(context: Context) -> Iterable[Finding]:
+    """LOCK_HOLDER_SLOW: who holds the lock does not work, but waits itself."""
+    for share in context.shares("lock"):
+        rows = [row for row in context.horizon.locks if f"lock:{row.lock}" == share.name]
+        top = max(rows, key=lambda row: row.wait_ns, default=None)
+        if top is None:
+            continue
+        name = top.site.rpartition(":")[0]
+        times = next((times for times in context.horizon.host.sites if times.site.rstrip(")") == name), None)
+        if times is None:
+            continue
+        waits = {state: times.blocked_ns[number] for number, state in enumerate(STATES) if state in _WAITS}
+        total = times.cpu_ns + times.delay_ns + sum(waits.values())
+        state = max(waits, key=lambda key: waits[key])
+        if total < _LEAST_NS or waits[state] < _OFF_CPU * total:
+            continue
+        severity, confidence = grade(context, share)
+        yield Finding(
+            id="LOCK_HOLDER_SLOW",
+            class_="scheduling",
+            severity=severity,
+            confidence=confidence,
+            where=top.site,
+            claim=f"The holder of {top.lock} at {top.site} waits {100 * waits[state] / total:.0f} % of its time there for {_WAITS[state]}, and all others with it.",
+            evidence=(
+                share_evidence(share),
+                Evidence(f"holder's time in {_WAITS[state]}", round(100 * waits[state] / total, 1), "%"),
+                Evidence("holder's time on a CPU", round(100 * times.cpu_ns / total, 1), "%"),
+                Evidence("holder's time sampled", round(total / 1e6, 1), "ms"),
+            ),
+            share=share.share,
+            what_if_p99_ms=context.plan.p99_ms(share.name),
+            refute_by=f"Do the waiting at {top.site} before the lock is taken, on one replica: if waits for {top.lock} stay, the hold is long for another reason.",
+            fix=f"Fetch, read or compute before taking {top.lock}; hold it only to swap the result in.",
+            rollback="Return to waiting under the lock.",
+        )
+
+
+def _unnamed(context: Context, share: Share) -> Finding:
+    severity, confidence = grade(context, share, confidence="medium")
+    return Finding(
+        id="LOCK_CONTENTION",
+        class_="scheduling",
+        severity=severity,
+        confidence=confidence,
+        where="a lock without a name",
+        claim=f"Slow requests wait {share.tail_ms:.1f} ms for a lock, a condition or a pool that has no name here.",
+        evidence=(
+            share_evidence(share),
+            Evidence("wait in a slow request", round(share.tail_ms, 2), "ms"),
+            Evidence("slow requests sampled", context.waits.slow, "requests"),
+        ),
+        share=share.share,
+        what_if_p99_ms=context.plan.p99_ms(share.name),
+        refute_by="Name the locks on this path: if none of them takes over this time, it is a native pool's.",
+        fix="Wrap the locks that requests take with inferscope.lock(name, lock): the next incident names the holder.",
+        rollback="Unwrap them.",
+    )
 
 
 def _finding(context: Context, share: Share) -> Finding:

@@ -1,4 +1,4 @@
-"""Waiting that is nobody's work: queues, garbage collection, a busy CPU."""
+"""Waiting that is nobody's work: queues and garbage collection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from inferscope.diagnose.findings import Context
     from inferscope.types import Share
 
-__all__ = ["consequences", "gc_pauses", "interpreter_lock", "occupants", "queueing", "run_queue"]
+__all__ = ["consequences", "gc_pauses", "occupants", "queueing"]
 
 _LOADED: Final = 0.30
 """Share of an ordinary request spent queueing from which the service is loaded rather than stalled."""
@@ -136,51 +136,3 @@ def gc_pauses(context: Context) -> Iterable[Finding]:
         fix="Call gc.collect() and gc.freeze() after warm-up, raise the threshold of generation 2, and cut reference cycles made per request.",
         rollback="gc.unfreeze() and the earlier gc.set_threshold() values.",
     )
-
-
-def run_queue(context: Context) -> Iterable[Finding]:
-    """CPU_PREEMPTION: slow requests were runnable and had no CPU."""
-    for share in (share for share in context.shares("cpu") if "run" in share.name):
-        severity, confidence = grade(context, share)
-        cpus, threads = context.horizon.process.get("cpus"), context.horizon.process.get("threads")
-        evidence = [share_evidence(share), Evidence("run-queue delay in a slow request", round(share.tail_ms, 2), "ms")]
-        if cpus and threads:
-            evidence.append(Evidence("threads for each CPU", round(threads / cpus, 2), "threads"))
-        yield Finding(
-            id="CPU_PREEMPTION",
-            class_="scheduling",
-            severity=severity,
-            confidence=confidence,
-            where="CPU scheduler",
-            claim=f"Slow requests were ready to run and waited {share.tail_ms:.1f} ms for a CPU.",
-            evidence=tuple(evidence),
-            share=share.share,
-            what_if_p99_ms=context.plan.p99_ms(share.name),
-            refute_by="Give one replica a CPU more: if the run-queue delay stays, the wait is not for a CPU.",
-            fix="Lower the thread pools to the CPUs that the container has (OMP_NUM_THREADS, torch.set_num_threads), or give it more CPUs.",
-            rollback="Return to the earlier thread counts.",
-        )
-
-
-def interpreter_lock(context: Context) -> Iterable[Finding]:
-    """GIL_CONTENTION: slow requests were off the CPU with nothing else to wait for but the interpreter; known by elimination."""
-    for share in (share for share in context.shares("cpu") if share.name == "cpu:gil"):
-        severity, confidence = grade(context, share, confidence="medium")
-        threads = context.horizon.process.get("threads")
-        evidence = [share_evidence(share), Evidence("wait in a slow request", round(share.tail_ms, 2), "ms")]
-        if threads:
-            evidence.append(Evidence("Python threads", threads, "threads"))
-        yield Finding(
-            id="GIL_CONTENTION",
-            class_="scheduling",
-            severity=severity,
-            confidence=confidence,
-            where="interpreter lock",
-            claim=f"Slow requests waited {share.tail_ms:.1f} ms off the CPU while none of their named waits was open: most likely for the interpreter.",
-            evidence=tuple(evidence),
-            share=share.share,
-            what_if_p99_ms=context.plan.p99_ms(share.name),
-            refute_by="Stop the background Python threads on one replica: if the wait stays, it is not the interpreter.",
-            fix="Move Python work that does not serve requests (reloads, encoding, logging) into another process, or into code that releases the interpreter.",
-            rollback="Return that work to a thread.",
-        )

@@ -1,0 +1,227 @@
+"""More work than workers, work that blocks the line, batches that wait, and a process that has just begun."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from inferscope.diagnose.findings import grade, share_evidence
+from inferscope.types import Evidence, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from inferscope.diagnose.findings import Context
+    from inferscope.types import FloatArray, Share
+
+__all__ = ["batching", "cold_start", "head_of_line", "saturation"]
+
+_FULL: Final = 0.80
+"""Arrivals times the ordinary service time, a worker, from which queues grow without any stall."""
+_LARGE: Final = 0.90
+_BEHIND: Final = 0.50
+_EVEN: Final = 0.75
+_WARM_S: Final = 30.0
+_EARLY: Final = 0.80
+_FEW: Final = 10
+
+
+def _queues(context: Context, *, batch: bool) -> tuple[Share, ...]:
+    return tuple(share for share in context.shares("queue") if ("batch" in share.name) is batch)
+
+
+def saturation(context: Context) -> Iterable[Finding]:
+    """SATURATION: requests arrive faster than the workers serve ordinary ones."""
+    shares = _queues(context, batch=False)
+    blocks = context.horizon.blocks
+    slow = blocks.tail_counts > 0
+    workers = len({(request.slot, request.thread) for request in context.horizon.host.requests})
+    if not shares or not slow.any() or workers == 0:
+        return
+    share = shares[0]
+    body_ms = sum(part.body_ms for part in context.attribution.shares if part.kind != "queue")
+    rate = float(blocks.counts[slow].mean())
+    load = rate * body_ms / 1e3 / workers
+    if load < _FULL:
+        return
+    others = float(blocks.counts[~slow].mean()) if (~slow).any() else None
+    severity, confidence = grade(context, share)
+    evidence = [
+        share_evidence(share),
+        Evidence("arrivals in seconds with slow requests", round(rate, 1), "requests/s"),
+        *([Evidence("arrivals in the other seconds", round(others, 1), "requests/s")] if others is not None else []),
+        Evidence("service time of an ordinary request", round(body_ms, 2), "ms"),
+        Evidence("workers", workers, "threads"),
+        Evidence("utilisation of the workers", round(100 * load, 1), "%"),
+    ]
+    yield Finding(
+        id="SATURATION",
+        class_="scheduling",
+        severity=severity,
+        confidence=confidence,
+        where=share.name,
+        claim=f"{rate:.0f} requests/s of {body_ms:.1f} ms keep {workers} workers {100 * load:.0f} % busy: requests wait {share.tail_ms:.1f} ms in {share.name} although none is slow in itself.",
+        evidence=tuple(evidence),
+        share=share.share,
+        what_if_p99_ms=context.plan.p99_ms(share.name),
+        refute_by="Send one replica a third less traffic: if requests above the objective stay, load is not the cause.",
+        fix="Add workers or replicas, or shed load before it queues; a faster service helps by as much as it is faster.",
+        rollback="Return to the earlier number of replicas.",
+    )
+
+
+def head_of_line(context: Context) -> Iterable[Finding]:
+    """HEAD_OF_LINE: small requests wait behind large ones."""
+    shares = _queues(context, batch=False)
+    sizes = [(r.size, r) for r in context.horizon.host.requests if r.size is not None]
+    if not shares or len(sizes) < 2 * _FEW:
+        return
+    share = shares[0]
+    ordinary, amount = context.kept(slow=False)
+    known = [(r.size, w) for r, w in zip(ordinary, amount.tolist(), strict=True) if r.size is not None]
+    if len(known) < _FEW:
+        return
+    limit = max(size for size, _ in known) if len(known) < 1 / (1 - _LARGE) else _quantile(known, _LARGE)
+    column = context.horizon.labels.index(share.name)
+    waited = behind = 0.0
+    large = [r for size, r in sizes if size > 1.5 * limit]
+    for waiting in context.kept(slow=True)[0]:
+        for span in (span for span in waiting.spans if span.column == column and (waiting.size or 0.0) <= 1.5 * limit):
+            waited += span.end_ns - span.start_ns
+            behind += _covered(
+                [
+                    (r.start_ns + _queued(r.vector, column), r.start_ns + r.wall_ns)
+                    for r in large
+                    if r is not waiting and r.slot == waiting.slot
+                ],
+                span.start_ns,
+                span.end_ns,
+            )
+    if not large or waited <= 0 or behind / waited < _BEHIND:
+        return
+    severity, confidence = grade(context, share)
+    yield Finding(
+        id="HEAD_OF_LINE",
+        class_="scheduling",
+        severity=severity,
+        confidence=confidence,
+        where=share.name,
+        claim=f"{100 * behind / waited:.0f} % of the time that slow requests wait in {share.name}, a request larger than {1.5 * limit:g} was being served.",
+        evidence=(
+            share_evidence(share),
+            Evidence("waiting behind a large request", round(100 * behind / waited, 1), "%"),
+            Evidence("size of an ordinary request, P90", round(limit, 2), ""),
+            Evidence("median size of those in front", round(float(np.median([r.size or 0.0 for r in large])), 2), ""),
+        ),
+        share=share.share,
+        what_if_p99_ms=context.plan.p99_ms(share.name),
+        refute_by="Send large requests to another replica: if small ones still wait, they do not wait for those.",
+        fix="Serve large requests in a lane of their own (another pool or replica), cap the size, or split the work.",
+        rollback="Return to one lane.",
+    )
+
+
+def _queued(vector: FloatArray, column: int) -> int:
+    return int(vector[column]) if column < len(vector) else 0
+
+
+def _quantile(known: list[tuple[float, float]], q: float) -> float:
+    values = sorted(known)
+    left = q * sum(weight for _, weight in values)
+    for value, weight in values:
+        left -= weight
+        if left <= 0:
+            return value
+    return values[-1][0]
+
+
+def _covered(intervals: list[tuple[int, int]], start: int, end: int) -> float:
+    """Length of the union of intervals within [start, end]."""
+    total, until = 0, start
+    for low, high in sorted(intervals):
+        if high > until and low < end:
+            total += min(high, end) - max(low, until)
+            until = max(until, min(high, end))
+    return float(total)
+
+
+def batching(context: Context) -> Iterable[Finding]:
+    """BATCH_TIMEOUT and BATCH_CAPACITY: requests wait for their batch, until its timer runs out or until the batches before are done."""
+    for share in _queues(context, batch=True):
+        column = context.horizon.labels.index(share.name)
+        waits = [_queued(r.vector, column) / 1e6 for r in context.kept(slow=True)[0]]
+        waits = [wait for wait in waits if wait > 0]
+        if len(waits) < _FEW:
+            continue
+        low, high = (float(value) for value in np.quantile(waits, (0.25, 0.95)))
+        timeout = low >= _EVEN * high
+        severity, confidence = grade(context, share, confidence="medium")
+        yield Finding(
+            id="BATCH_TIMEOUT" if timeout else "BATCH_CAPACITY",
+            class_="scheduling",
+            severity=severity,
+            confidence=confidence,
+            where=share.name,
+            claim=(
+                f"Slow requests wait about the same {high:.1f} ms in {share.name}: the batch's timer, not its size, sends it."
+                if timeout
+                else f"Slow requests wait {low:.1f} to {high:.1f} ms in {share.name}: batches before theirs are still being served."
+            ),
+            evidence=(
+                share_evidence(share),
+                Evidence("wait of slow requests, P25", round(low, 2), "ms"),
+                Evidence("wait of slow requests, P95", round(high, 2), "ms"),
+                Evidence("wait in an ordinary request", round(share.body_ms, 2), "ms"),
+            ),
+            share=share.share,
+            what_if_p99_ms=context.plan.p99_ms(share.name),
+            refute_by=(
+                "Halve the batch's longest delay on one replica: if the waits do not halve, something else holds them."
+                if timeout
+                else "Add an instance of the model on one replica: if the waits stay, batches are not what they wait for."
+            ),
+            fix=(
+                f"Lower the longest queue delay (about {high:.0f} ms now) below what the objective leaves, or the preferred batch size."
+                if timeout
+                else "Add an instance or replica, or raise the batch size while a batch's time grows slower than its size."
+            ),
+            rollback="Return to the earlier batching parameters.",
+        )
+
+
+def cold_start(context: Context) -> Iterable[Finding]:
+    """COLD_START: slow requests are the first ones of the process."""
+    first = context.horizon.host.first_request_ns
+    (slow, amounts), (ordinary, others) = context.kept(slow=True), context.kept(slow=False)
+    if first is None or len(slow) < _FEW or len(ordinary) < _FEW:
+        return
+    reach = min(_WARM_S, 0.3 * (context.horizon.to_unix_ns - first) / 1e9)
+    early = _part([r.start_ns for r in slow], amounts, first, reach)
+    usual = _part([r.start_ns for r in (*slow, *ordinary)], np.concatenate([amounts, others]), first, reach)
+    if early < _EARLY or early < 2 * usual:
+        return
+    last = max((r.start_ns - first) / 1e9 for r in slow if (r.start_ns - first) / 1e9 <= reach)
+    yield Finding(
+        id="COLD_START",
+        class_="scheduling",
+        severity="high" if context.objective_broken else "low",
+        confidence="medium",
+        where="process start",
+        claim=f"{100 * early:.0f} % of the slow requests came within {last:.1f} s of the process's first one: it served before it was warm.",
+        evidence=(
+            Evidence(f"slow requests within {reach:.1f} s of the first request", round(100 * early, 1), "%"),
+            Evidence("all requests within that time", round(100 * usual, 1), "%"),
+            Evidence("last slow one of them", round(last, 1), "s after the first request"),
+        ),
+        share=None,
+        what_if_p99_ms=None,
+        refute_by="Restart one replica and warm it before traffic: if its first requests are slow again, they are slow for another reason.",
+        fix="Run the model on inputs of every expected shape before readiness is reported (inferscope.ready(True) marks it), and load lazily nothing.",
+        rollback="Report readiness at start again.",
+    )
+
+
+def _part(starts: list[int], amounts: FloatArray, first: int, reach_s: float) -> float:
+    inside = np.array([(start - first) / 1e9 <= reach_s for start in starts])
+    return float(amounts[inside].sum() / amounts.sum())
