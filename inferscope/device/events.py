@@ -7,6 +7,7 @@ does the rest elsewhere. Nothing here queries, waits or destroys an event. Costs
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import threading
 from collections import deque
@@ -79,7 +80,8 @@ class Channel:
         self.quarantine: list[Any] = []
         self.weight = 1.0
         self.created = self.recorded = self.delivered = self.drawn_out = self.dropped = self.lost = self.errors = 0
-        self.make_event = make_event
+        self._make_event = make_event
+        self._all: list[Any] = []
         # Bound once: each is called at every mark.
         self._clock, self._stream_of, self._take, self._tell = clock, stream_of, self.pool.popleft, self.inbox.append
         self._threshold = _WHOLE
@@ -166,8 +168,13 @@ class Channel:
         if self.created >= (CAP if self.proven else 2 * UNPROVEN):
             self.dropped += 1
             return None
+        return self._new()
+
+    def _new(self) -> Any:
+        event = self._make_event()
         self.created += 1
-        return self.make_event()
+        self._all.append(event)
+        return event
 
     def failed(self, error: Exception, *events: Any) -> None:
         """Count a failing call; its events are never used nor destroyed again. The third in a row leaves the device alone."""
@@ -188,8 +195,7 @@ class Channel:
         """An event for the harvester's own use; it never lacks one."""
         if self.pool and not new:
             return self.pool.popleft()
-        self.created += 1
-        return self.make_event()
+        return self._new()
 
     def give(self, *events: Any) -> None:
         """Take events back for reuse, oldest first."""
@@ -217,10 +223,10 @@ class Channel:
         )
 
     def leak(self) -> None:
-        """Forget every event without destroying it: in a forked child, and at the end of a process whose driver may be gone."""
-        pending = [event for entry in list(self.inbox) for event in entry[:2]]
-        for event in (*self.pool, *self.quarantine, *pending):
+        """Let no event ever be destroyed: in a forked child, and at the end of a process, whose driver may be gone (pytorch#97142)."""
+        for event in self._all:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
+        self._all.clear()
         self.pool.clear()
         self.quarantine.clear()
         self.inbox.clear()
@@ -265,6 +271,8 @@ class DeviceTimer:
         if accelerator is None or accelerator.type != device.type:
             return None
         with self._lock:
+            if not self.channels:
+                atexit.register(self._leave)
             if device not in self.channels:
                 self.channels[device] = Channel(
                     device,
@@ -275,12 +283,15 @@ class DeviceTimer:
                 )
             return self.channels[device]
 
-    def after_fork(self) -> None:
-        """In a forked child: the parent's events are not ours to touch."""
-        self._lock = threading.Lock()
+    def _leave(self) -> None:
         self.enabled = False
         for channel in self.channels.values():
             channel.leak()
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's events are not ours to touch."""
+        self._lock = threading.Lock()
+        self._leave()
         self.channels = {}
 
     def status(self) -> dict[str, Any]:

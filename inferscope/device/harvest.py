@@ -337,9 +337,5 @@ class Harvester:
     def after_fork(self) -> None:
         """In a forked child: forget the parent's devices and everything pending on them."""
         self._watch.after_fork()
-        for device in self._devices.values():
-            for stream in device.streams.values():
-                device.channel.inbox.extend(stream.pending)
-            device.timeline.leave()
-        self._devices = {}
         self._timer.after_fork()
+        self._devices = {}

@@ -180,10 +180,6 @@ class Timeline:
             return issue_ns, int(COARSE_NS)
         return round((low + high) / 2), round((high - low) / 2 + COARSE_NS)
 
-    def leave(self) -> None:
-        """Give the anchors' events back to the pool, whatever becomes of it."""
-        self._forget()
-
 
 class Busy:
     """Union of our own spans on one device: what we saw of it, not what it did; others share the card.

@@ -237,3 +237,17 @@ def test_a_channel_keeps_nothing_of_a_request_once_delivered(rooms) -> None:
     del request
     gc.collect()
     assert gone() is None
+
+
+def test_at_the_end_of_a_process_no_event_is_destroyed(rooms) -> None:
+    rooms.sim.virtual_clock()
+    rooms.prove()
+    for _ in range(20):
+        rooms.span(1.0)
+    before = rooms.sim.counters().get("events_destroyed", 0)
+    rooms.timer._leave()  # what atexit calls
+    rooms.harvester._devices.clear()
+    rooms.timer.channels.clear()
+    del rooms.channel
+    gc.collect()
+    assert rooms.sim.counters().get("events_destroyed", 0) == before
