@@ -81,7 +81,7 @@ def run_queue(context: Context) -> Iterable[Finding]:
     pooled = _pool_starves(context)
     if not shares and pooled is None:
         return
-    share = pooled or shares[0]
+    share = max((share for share in (pooled, *shares) if share is not None), key=lambda share: share.share)
     throttled = _throttled(context)
     own = own_threads(context)
     facts = context.horizon.host

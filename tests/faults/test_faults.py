@@ -1,0 +1,44 @@
+"""`make faults`: the planted cause is ranked first, planted pairs stand among the first three, healthy services hear nothing loud."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(240)
+def test_the_planted_cause_is_named(scenarios, rows, fault):
+    missing = scenarios.SCENARIOS[fault].needs()
+    if missing is not None:
+        rows.append(scenarios.judge(fault, {"skipped": missing}))
+        pytest.skip(missing)
+    result = scenarios.diagnosis(fault)
+    row = scenarios.judge(fault, result)
+    rows.append(row)
+    said = (row, result["verdict"], result["shares"], result["notes"])
+    if not row["truth"]:
+        assert not row["loud"], said
+        return
+    assert row["right"], said
+    assert row["in_three"], said
+
+
+def test_a_diagnosis_is_judged_by_rank_place_and_severity(scenarios):
+    figures = {"requests": 1, "exceeding": 1, "p50_ms": 1.0, "p99_ms": 1.0, "cpu": 0.1, "run_queue": 0.1, "raised": True}
+
+    def judged(name, *found):
+        findings = [{"id": id_, "severity": severity, "where": where} for id_, severity, where in found]
+        return scenarios.judge(name, {**figures, "findings": findings})
+
+    assert judged("slow_model", ("MODEL_SLOW", "high", "forward"))["right"]
+    assert not judged("slow_model", ("MODEL_SLOW", "low", "forward"))["right"]
+    assert not judged("slow_model", ("MODEL_SLOW", "high", "elsewhere"))["right"]
+    assert not judged("slow_model", ("STAGE_SLOW", "high", "forward"), ("MODEL_SLOW", "high", "forward"))["right"]
+    assert not judged("slow_model")["right"]
+    pair = judged("copies_and_lock", ("LOCK_CONTENTION", "high", ""), ("QUEUEING", "high", ""), ("H2D_SYNC_PAGEABLE", "high", ""))
+    assert (pair["right"], pair["in_three"], pair["other_high"]) == (True, True, ["QUEUEING"])
+    assert not judged("copies_and_lock", ("LOCK_CONTENTION", "high", ""))["in_three"]
+    assert judged("healthy", ("QUEUEING", "low", ""))["loud"] == []
+    assert judged("healthy", ("QUEUEING", "medium", ""))["loud"] == ["QUEUEING"]
+    assert judged("healthy", ("X", "low", ""))["right"]
+    assert "skipped" in scenarios.table([scenarios.judge("throttled", {"skipped": "no"})])[1]
