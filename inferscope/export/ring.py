@@ -176,26 +176,37 @@ def _sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def read_ring(directory: Path, signal: str) -> Iterator[dict[str, Any]]:
-    """Every whole request of a ring, oldest first, also while it is being written; torn or damaged lines are left out."""
+def read_ring(directory: Path, signal: str, damaged: list[Path] | None = None) -> Iterator[dict[str, Any]]:
+    """Every whole request of a ring, oldest first, also while it is being written; torn or damaged lines are left out.
+
+    Args:
+        directory: `STATE_DIR/<service>/<slot>`.
+        signal: `metrics`, `logs` or `traces`.
+        damaged: Gets the file of each line or part that was left out.
+    """
     parts = {part.name.removesuffix(".gz"): part for part in sorted(directory.glob(f"{signal}-*.jsonl"))}
     parts |= {part.name.removesuffix(".gz"): part for part in sorted(directory.glob(f"{signal}-*.jsonl.gz"))}
+    damaged = [] if damaged is None else damaged
     for _, path in sorted(parts.items()):
-        yield from _requests(path)
+        yield from _requests(path, damaged)
     current = directory / f"{signal}.jsonl"
     if current.exists():
-        yield from _requests(current)
+        yield from _requests(current, damaged)
 
 
-def _requests(path: Path) -> Iterator[dict[str, Any]]:
+def _requests(path: Path, damaged: list[Path]) -> Iterator[dict[str, Any]]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
             for line in lines:
                 try:
                     value = json.loads(line)
                 except ValueError:
-                    continue
+                    value = None
                 if isinstance(value, dict):
                     yield value
+                elif line.strip():  # an empty one fences a torn line off
+                    damaged.append(path)
+    except FileNotFoundError:
+        return  # rotated away between listing and opening
     except (OSError, EOFError, zlib.error):
-        return  # rotated away between listing and opening, or cut: what was read so far stands
+        damaged.append(path)  # cut or not readable: what was read so far stands

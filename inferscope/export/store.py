@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from inferscope import guard
+from inferscope import guard, semconv
 from inferscope.export.otlp.buckets import Buckets, combine
 from inferscope.export.otlp.series import Slices
 
@@ -252,6 +252,7 @@ def _roll_up(connection: sqlite3.Connection, before_ns: int) -> None:
         " WHERE coarse=0 AND end_ns<? ORDER BY end_ns LIMIT 1000",
         (before_ns,),
     ).fetchall()
+    gauges = {row[0] for row in connection.execute("SELECT id FROM series WHERE name=?", (semconv.SLO_TARGET,))}
     groups: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     slices = Slices()
     for row in fine:
@@ -262,7 +263,7 @@ def _roll_up(connection: sqlite3.Connection, before_ns: int) -> None:
             slices.step()
             found = _unpack(row[4:])
             merged = found if merged is None or found is None else combine(merged, found)
-        total = merged.total if merged else sum(row[5] for row in rows)
+        total = merged.total if merged else rows[-1][5] if series in gauges else sum(row[5] for row in rows)
         count, offset, zero = (merged.count, merged.offset, merged.zero_count) if merged else (0, 0, 0)
         connection.execute(
             "INSERT INTO windows VALUES(?,?,?,?,?,?,?,?,?,?,1)",

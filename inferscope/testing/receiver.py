@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from inferscope.export.otlp.buckets import Buckets, combine
+from inferscope.export.otlp.buckets import merge
+from inferscope.export.otlp.buckets import quantile as buckets_quantile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from typing_extensions import Self
 
+    from inferscope.export.otlp.buckets import Buckets
     from inferscope.export.otlp.decode import ReceivedLog, ReceivedPoint
     from inferscope.export.otlp.traces import TraceSpan
 
@@ -257,20 +259,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def merge(buckets: Iterable[Buckets]) -> Buckets:
-    """Add the points of replicas at one scale.
-
-    Raises:
-        ValueError: The scales differ, or there is nothing to add.
-    """
-    merged: Buckets | None = None
-    for item in buckets:
-        merged = item if merged is None else combine(merged, item)
-    if merged is None:
-        raise ValueError("no points to merge")
-    return merged
-
-
 def percentile(buckets: Buckets | None, quantile: float) -> float:
     """Quantile of an exponential histogram in seconds, as Prometheus computes it: exponential interpolation inside the bucket that holds
     the rank, between the smallest and the largest value.
@@ -278,19 +266,7 @@ def percentile(buckets: Buckets | None, quantile: float) -> float:
     Raises:
         ValueError: The point is no exponential histogram or is empty.
     """
-    if buckets is None or buckets.scale is None or not buckets.count:
+    found = buckets_quantile(buckets, quantile) if buckets is not None and buckets.scale is not None else None
+    if found is None:
         raise ValueError("an exponential histogram with counts is needed")
-    rank = quantile * buckets.count
-    seen = float(buckets.zero_count)
-    value = 0.0
-    if rank > seen:
-        for index, count in enumerate(buckets.counts.tolist()):
-            if count and rank <= seen + count:
-                value = 2.0 ** ((buckets.offset + index + (rank - seen) / count) / 2**buckets.scale)
-                break
-            seen += count
-        else:
-            value = 2.0 ** ((buckets.offset + len(buckets.counts)) / 2**buckets.scale)
-    low = buckets.low if buckets.low is not None else 0.0
-    high = buckets.high if buckets.high is not None else value
-    return min(max(value, low), high)
+    return found

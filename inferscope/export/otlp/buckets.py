@@ -9,7 +9,7 @@ both move percentiles by tens of percent. Exponential buckets are those of the O
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,11 +17,23 @@ import numpy as np
 from inferscope.clock import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from inferscope.types import Distribution, FloatArray, IntArray
 
-__all__ = ["SCALES", "Buckets", "combine", "explicit", "exponential", "exponential_index", "hdr_bounds", "objective_bounds"]
+__all__ = [
+    "SCALES",
+    "Buckets",
+    "combine",
+    "explicit",
+    "exponential",
+    "exponential_index",
+    "hdr_bounds",
+    "merge",
+    "objective_bounds",
+    "quantile",
+    "rescale",
+]
 
 SCALES: Final = range(3, 9)
 """Scales that are accepted: 3 (±4.3 %) to 8 (±0.14 %, the finest that Prometheus takes); 5 is ±1.1 %."""
@@ -198,3 +210,73 @@ def _trim(offset: int, counts: IntArray) -> tuple[int, IntArray]:
     if not filled.size:
         return 0, _EMPTY
     return offset + int(filled[0]), counts[int(filled[0]) : int(filled[-1]) + 1]
+
+
+def rescale(buckets: Buckets, scale: int) -> Buckets:
+    """An exponential point at a coarser scale, exactly: 2**n buckets become one, whatever is in them.
+
+    Raises:
+        ValueError: The point is not exponential or is coarser already.
+    """
+    if buckets.scale is None or buckets.scale < scale:
+        raise ValueError(f"buckets of scale {buckets.scale} have no form at scale {scale}")
+    shift = buckets.scale - scale
+    if not shift or not buckets.counts.size:
+        return replace(buckets, scale=scale)
+    indexes = (np.arange(len(buckets.counts), dtype=np.int64) + buckets.offset) >> shift
+    counts = np.bincount(indexes - indexes[0], weights=buckets.counts).astype(np.int64)
+    return replace(buckets, scale=scale, offset=int(indexes[0]), counts=counts)
+
+
+def merge(items: Iterable[Buckets]) -> Buckets:
+    """The points of windows or replicas together; at different scales, at the coarsest of them.
+
+    Raises:
+        ValueError: There is nothing to add, or the points have different explicit bounds.
+    """
+    points = list(items)
+    if not points:
+        raise ValueError("no points to merge")
+    scales = {item.scale for item in points}
+    if len(scales) > 1 and None not in scales:
+        coarsest = min(scale for scale in scales if scale is not None)
+        points = [rescale(item, coarsest) for item in points]
+    merged = points[0]
+    for item in points[1:]:
+        merged = combine(merged, item)
+    return merged
+
+
+def quantile(buckets: Buckets, q: float) -> float | None:
+    """Quantile in seconds as Prometheus computes it: interpolated inside the bucket that holds the rank, exponentially for exponential
+    buckets and linearly for explicit ones, and not outside the smallest and the largest value where those are known; None when empty.
+    """
+    if not buckets.count:
+        return None
+    rank = q * buckets.count
+    if buckets.scale is None:
+        value = _explicit_quantile(buckets, rank)
+    elif rank <= buckets.zero_count:
+        value = 0.0
+    else:
+        value = _exponential_quantile(buckets, rank)
+    low = buckets.low if buckets.low is not None else 0.0
+    high = buckets.high if buckets.high is not None else value
+    return min(max(value, low), high)
+
+
+def _exponential_quantile(buckets: Buckets, rank: float) -> float:
+    reached = np.cumsum(buckets.counts) + buckets.zero_count
+    index = min(int(np.searchsorted(reached, rank)), len(reached) - 1)
+    inside = 1.0 - float(reached[index] - rank) / float(buckets.counts[index]) if buckets.counts[index] else 1.0
+    return float(2.0 ** ((buckets.offset + index + min(inside, 1.0)) / 2.0 ** (buckets.scale or 0)))
+
+
+def _explicit_quantile(buckets: Buckets, rank: float) -> float:
+    reached = np.cumsum(buckets.counts)
+    index = int(np.searchsorted(reached, rank))
+    if index >= len(buckets.bounds):
+        return buckets.bounds[-1]
+    lower = buckets.bounds[index - 1] if index else 0.0
+    inside = 1.0 - float(reached[index] - rank) / float(buckets.counts[index])
+    return lower + (buckets.bounds[index] - lower) * inside

@@ -22,6 +22,8 @@ from inferscope import semconv
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from google.protobuf.message import Message
+
     from inferscope.export.otlp.logs import Event
     from inferscope.export.otlp.series import Series
     from inferscope.export.otlp.traces import TraceSpan
@@ -35,6 +37,7 @@ __all__ = [
     "point_attributes",
     "rejected",
     "request",
+    "request_message",
     "span",
     "traces_request",
 ]
@@ -233,6 +236,15 @@ def traces_request(spans: Iterable[bytes], resource: Mapping[str, Any]) -> bytes
     outer = trace_pb2.ResourceSpans(resource=_resource(resource)).SerializeToString()
     outer += _wrap(trace_pb2.ResourceSpans.SCOPE_SPANS_FIELD_NUMBER, scope)
     return _wrap(ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER, outer)
+
+
+_REQUESTS: Final = {"metrics": ExportMetricsServiceRequest, "logs": ExportLogsServiceRequest, "traces": ExportTraceServiceRequest}
+
+
+def request_message(signal: str) -> Message:
+    """An empty request of a signal."""
+    message: Message = _REQUESTS[signal]()
+    return message
 
 
 def rejected(signal: str, body: bytes) -> tuple[int, str]:
