@@ -111,9 +111,9 @@ class Control:
         self._opened = threading.Event()
         self._notes: dict[str, str] = {"socket": "off", "http": "off", "signal": "off"}
 
-    def listen_signals(self) -> None:
-        """Install the signal's handler, where one is wanted; on the main thread. It survives `close` and a fork."""
-        if self._options.signal is None or not self._options.socket or self._signal is not None:
+    def _listen_signals(self) -> None:
+        """Install the signal's handler, where one is wanted; it survives `close` and a fork."""
+        if self._options.signal is None or self._signal is not None:
             return
         try:
             self._signal = SignalSource(self._options.signal, self._wake_server)
@@ -124,6 +124,8 @@ class Control:
     def open(self, directory: Path | None, slot: int = 0) -> None:
         """Open the channels of a worker, in place of those that were open; one that cannot be opened costs a line and stays off.
 
+        The signal needs the main thread the first time.
+
         Args:
             directory: The worker's own, `STATE_DIR/<service>/<slot>`; None leaves the socket off.
             slot: Its place; added to the HTTP port.
@@ -132,6 +134,7 @@ class Control:
         if not self._options.socket:
             return
         server = Server(self._clock)
+        self._listen_signals()
         if self._signal is not None:
             self._signal.take()  # what came while nobody served is over
         if directory is None:

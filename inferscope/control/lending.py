@@ -7,7 +7,9 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from inferscope.clock import now_ns
+from inferscope.control.channels import Control, Options
 from inferscope.control.protocol import Actor, Operations
+from inferscope.detect import Trigger, edges_by_request
 from inferscope.detect.slo import SLO
 from inferscope.errors import CaptureRefusedError, InferscopeError
 from inferscope.export.otlp.logs import Event
@@ -16,9 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
+    from inferscope.settings import Settings
     from inferscope.types import Snapshot
 
-__all__ = ["EVENT", "Lender", "audit_event", "lend", "with_change"]
+__all__ = ["EVENT", "Lender", "Serving", "audit_event", "lend", "put_in_force", "remote", "with_change"]
 
 EVENT: Final = "inferscope.control"
 """Name of the log event of a change."""
@@ -33,6 +36,8 @@ class Lender(Protocol):
 
     off: set[str]
     """Parts that were switched off on demand."""
+    settings: Settings
+    trigger: Trigger
 
     @property
     def recorder(self) -> Any:
@@ -50,17 +55,24 @@ class Lender(Protocol):
         ...
 
     @property
-    def trigger(self) -> Any:
-        """The objectives and their detectors."""
-        ...
-
-    @property
     def pod(self) -> Any:
         """The worker's place among the others."""
         ...
 
-    def set_objectives(self, slos: tuple[SLO, ...]) -> None:
-        """Put other objectives of the same names in force."""
+
+class Serving(Protocol):
+    """What this room uses of the runtime."""
+
+    def status(self) -> dict[str, Any]:
+        """What runs, what it costs."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Current numbers."""
+        ...
+
+    def capture_now(self, reason: str, requests: int) -> str:
+        """Open a manual incident; takes the lock of a tick itself."""
         ...
 
 
@@ -86,6 +98,27 @@ def with_change(slos: tuple[SLO, ...], name: str, keywords: Mapping[str, Any]) -
     return tuple(changed if slo is held else slo for slo in slos)
 
 
+def put_in_force(rooms: Lender, slos: tuple[SLO, ...]) -> None:
+    """Judge by other objectives of the same names; the warm-up is not repeated. The caller holds the lock of a tick.
+
+    Raises:
+        ConfigurationError: They cannot be used together; nothing was changed then.
+    """
+    settings = dataclasses.replace(rooms.settings, slo=slos)
+    trigger = Trigger(
+        slos,
+        trigger=settings.trigger,
+        fleet_size=settings.fleet_size,
+        warmup_s=settings.warmup_s,
+        warmup_requests=settings.warmup_requests,
+    )
+    if rooms.trigger.ready:
+        trigger.mark_ready()
+    rooms.settings, rooms.trigger = settings, trigger
+    for request, edges in edges_by_request(slos).items():
+        rooms.recorder.set_edges(request, edges)
+
+
 def audit_event(entry: Mapping[str, Any]) -> Event:
     """A change as a log event: who, what, whether, and why not."""
     actor: Mapping[str, Any] = entry["actor"]
@@ -106,28 +139,24 @@ def audit_event(entry: Mapping[str, Any]) -> Event:
     return Event(EVENT, entry["at_unix_ns"], body, {key: value for key, value in attributes.items() if value is not None})
 
 
-def lend(
-    rooms: Lender,
-    *,
-    status: Callable[[], Mapping[str, Any]],
-    snapshot: Callable[[], Snapshot],
-    capture_now: Callable[[str, int], str],
-    lock: Callable[[], AbstractContextManager[Any]],
-) -> Operations:
-    """Make the operations of a runtime.
+def remote(rooms: Lender, runtime: Serving, lock: Callable[[], AbstractContextManager[Any]]) -> Control:
+    """The control room of a runtime, with the channels that the environment asks for; `open` opens them.
 
     Args:
         rooms: The rooms.
-        status: As `Runtime.status`.
-        snapshot: As `Runtime.snapshot`.
-        capture_now: As `Runtime.capture_now`; it takes the lock itself.
+        runtime: The runtime.
         lock: Gives the lock that a tick holds, the one of this process at the time of the call.
     """
+    return Control(lend(rooms, runtime, lock), Options.read())
+
+
+def lend(rooms: Lender, runtime: Serving, lock: Callable[[], AbstractContextManager[Any]]) -> Operations:
+    """The operations of a runtime; arguments as of `remote`."""
 
     def capture(reason: str, requests: int, actor: Actor) -> str:
         if "capture" in rooms.off:
             raise CaptureRefusedError("captures were switched off on demand; switch them on first")
-        return capture_now(f"{reason} ({actor})"[:_REASON_LENGTH], requests)
+        return runtime.capture_now(f"{reason} ({actor})"[:_REASON_LENGTH], requests)
 
     def set_slo(name: str, keywords: Mapping[str, Any]) -> None:
         with lock():
@@ -136,7 +165,7 @@ def lend(
                 raise InferscopeError(f"{workers} workers count for this objective together: change it in configure(), for all of them")
             if any(state.phase == "open" for state in rooms.trigger.state.values()):
                 raise InferscopeError("an incident is open; change the objective when it is closed")
-            rooms.set_objectives(with_change(rooms.trigger.slos, name, keywords))
+            put_in_force(rooms, with_change(rooms.trigger.slos, name, keywords))
 
     def switch(part: str, *, on: bool) -> None:
         with lock():
@@ -155,8 +184,8 @@ def lend(
             rooms.exporter.event(event)
 
     return Operations(
-        status=status,
-        snapshot=snapshot,
+        status=runtime.status,
+        snapshot=runtime.snapshot,
         capture=capture,
         enable=lambda part: switch(part, on=True),
         disable=lambda part: switch(part, on=False),

@@ -37,7 +37,6 @@ control = Control(
     ),
     Options.read(),
 )
-control.listen_signals()
 control.open(place.directory, place.index)
 
 

@@ -68,7 +68,6 @@ def test_only_the_main_thread_can_listen(earlier):
 
 def test_a_signal_asks_for_one_capture_and_wakes_the_loop(service, directory, earlier, until):
     control = Control(service.operations(), Options(signal="SIGUSR2"), environ={})
-    control.listen_signals()
     control.open(directory)
     assert control.status()["signal"] == "SIGUSR2"
     stop = threading.Event()
@@ -88,7 +87,6 @@ def test_a_signal_asks_for_one_capture_and_wakes_the_loop(service, directory, ea
 
 def test_a_flood_of_signals_is_one_capture(service, directory, earlier):
     control = Control(service.operations(), Options(signal="SIGUSR2"), environ={})
-    control.listen_signals()
     control.open(directory)
     for _ in range(200):
         signal.raise_signal(signal.SIGUSR2)
@@ -101,14 +99,14 @@ def test_a_flood_of_signals_is_one_capture(service, directory, earlier):
 
 def test_a_signal_when_nobody_serves_is_passed_on_and_forgotten(service, directory, earlier):
     control = Control(service.operations(), Options(signal="SIGUSR2"), environ={})
-    control.listen_signals()
+    control.open(directory)
+    control.close()
     signal.raise_signal(signal.SIGUSR2)
     control.open(directory)
     control.serve_once(0.0)
     assert service.calls == []
-    control.close()
-    signal.raise_signal(signal.SIGUSR2)
     control.stop()
+    signal.raise_signal(signal.SIGUSR2)
     assert len(earlier) == 2
 
 
@@ -129,7 +127,6 @@ def test_what_is_wanted_comes_from_the_environment(monkeypatch):
 
 def test_switched_off_everything_is_off(service, directory):
     control = Control(service.operations(), Options(socket=False, signal="SIGUSR2", http_port=0), environ={})
-    control.listen_signals()
     control.open(directory)
     assert list(directory.iterdir()) == []
     assert (control.status()["socket"], control.status()["signal"]) == ("off", "off")
