@@ -93,7 +93,8 @@ class ClosedLoopDriver(OpenLoopDriver):
         if index < len(self._payloads) and self._limit:
             self._next += 1
             self.intended_ns[index] = self.launched_ns[index] = time.perf_counter_ns()
-        if not self.connections and not self._opening - {asyncio.current_task()}:
+        current = asyncio.current_task()
+        if not self.connections and all(task is current or task.done() for task in self._opening):
             self._settled.set()
 
 

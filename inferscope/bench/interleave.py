@@ -49,6 +49,7 @@ def until_decided(
     gates: Sequence[Gate],
     *,
     pairs: int = LEAST_PAIRS,
+    extend: bool = True,
     max_s: float,
     clock: Callable[[], float] = time.monotonic,
     seed: int = 0,
@@ -61,6 +62,7 @@ def until_decided(
         measured: measures one block: of which version, in which pair.
         gates: what to judge.
         pairs: before the first look, at least 20.
+        extend: go on while a metric is undecided; without, the one look may spend all 5 %.
         max_s: no pair starts later than this.
         clock: seconds.
         seed: of the resampling.
@@ -75,11 +77,11 @@ def until_decided(
             for arm in order(len(blocks["a"]) if len(blocks["a"]) == len(blocks["b"]) else 0):
                 blocks[arm].append(measured(arm, len(blocks[arm])))
             late = clock() - began >= max_s
-        level = look_level(len(looks))
+        level = look_level(len(looks), None if extend else 1)
         looks.append(len(blocks["a"]))
         found = [decided.get(each.metric, each) for each in judge(blocks["a"], blocks["b"], gates, level=level, seed=seed)]
         decided |= {each.metric: each for each in found if each.word != INCONCLUSIVE}
-        if len(decided) == len(found):
+        if len(decided) == len(found) or not extend:
             break
         target *= 2
     return Outcome(found, len(blocks["a"]), looks, {"a": blocks["a"], "b": blocks["b"]})

@@ -62,6 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pairs", type=quantities.count, default=interleave.LEAST_PAIRS, metavar="N", help="before the first look, at least 20 (20)"
     )
+    parser.add_argument("--no-extend", action="store_true", help="judge once, at --pairs pairs, with all of the 5 %% to spend")
     parser.add_argument("--max-time", type=quantities.seconds, default=1800.0, metavar="T", help="no pair starts later (30m)")
     parser.add_argument("--gate", type=quantities.checked(compare.parse_gates), default=compare.parse_gates(compare.GATES), metavar="GATES",
                         help=f"metrics and the difference that does not matter ({compare.GATES})")  # fmt: skip
@@ -243,7 +244,9 @@ def _compare(
                 return value, [_whole("outputs", INCORRECT, agreement.text().removeprefix("INCORRECT, "))]
         seconds = 2 * options.pairs * options.block
         with progress.part(f"blocks of {options.block:g} s in turn, {options.pairs} pairs first, at least {seconds:g} s", seconds):
-            found = interleave.until_decided(session.block, options.gate, pairs=options.pairs, max_s=options.max_time, seed=options.seed)
+            found = interleave.until_decided(
+                session.block, options.gate, pairs=options.pairs, extend=not options.no_extend, max_s=options.max_time, seed=options.seed
+            )
     verdicts = found.verdicts
     if len(session.lagging) > _LAGGING * session.blocks:
         why = f"{len(session.lagging)} of {session.blocks} blocks are {session.lagging[-1]}"
