@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from inferscope.control.opamp import OpampAgent
     from inferscope.control.protocol import Operations, Request
 
 __all__ = ["Control", "Options"]
@@ -196,6 +197,25 @@ class Control:
             }
             self.desk.submit(check(message), Actor("signal", peer=self._signal.name))
         self.desk.run_one()
+
+    def opamp(self, service: str, instance_id: str) -> OpampAgent | None:
+        """The agent for the OpAMP server that is wanted, to be polled by a thread of its own; None, with a line, when there is none.
+
+        Args:
+            service: `service.name`.
+            instance_id: `service.instance.id`.
+        """
+        if self._options.opamp is None or not self._options.socket:
+            return None
+        from inferscope.control.opamp import OpampAgent
+
+        try:
+            agent = OpampAgent(self._options.opamp, service, instance_id, self.ask)
+        except InferscopeError as error:
+            self._off("opamp", error)
+            return None
+        self._notes["opamp"] = self._options.opamp
+        return agent
 
     def ask(self, request: Request, actor: Actor) -> dict[str, Any]:
         """Ask from another thread: what an `OpampAgent` is given. Returns the ticket; asked again, the same one as it stands then."""

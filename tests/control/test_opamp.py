@@ -213,3 +213,19 @@ def test_it_says_goodbye(rig, server):
 def test_a_wrong_address_is_said(url):
     with pytest.raises(InferscopeError, match="http://"):
         OpampAgent(url, "scoring", "i", lambda request, actor: {})
+
+
+def test_the_room_makes_the_agent_where_a_server_is_named(service, server, caplog):
+    def made(options):
+        control = Control(service.operations(), options, environ={})
+        return control.opamp("scoring", "i"), control.status().get("opamp")
+
+    assert made(Options()) == (None, None)
+    assert made(Options(socket=False, opamp=server.url)) == (None, None)
+    agent, note = made(Options(opamp=server.url))
+    assert note == server.url
+    agent._client._transport.session.close()
+    none, note = made(Options(opamp="localhost:4320"))
+    assert none is None
+    assert "http://" in note
+    assert sum("control by opamp is off" in record.getMessage() for record in caplog.records) == 1

@@ -92,7 +92,7 @@ near_requests = st.fixed_dictionaries(
         "x": json_values,
     },
 )
-few = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+few = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @few
