@@ -12,6 +12,7 @@ from inferscope.export.otlp.logs import Event, breach_event, capture_event, inci
 from inferscope.export.otlp.metrics import ExportBatch, class_attributes
 from inferscope.export.otlp.series import Total
 from inferscope.export.otlp.totals import Objective, request_totals
+from inferscope.export.prometheus import prometheus_collector, publish
 from inferscope.export.ring import read_ring
 from inferscope.export.store import StoredEvent, StoredWindow, read_store
 
@@ -27,6 +28,8 @@ __all__ = [
     "capture_event",
     "class_attributes",
     "incident_event",
+    "prometheus_collector",
+    "publish",
     "read_ring",
     "read_store",
     "request_totals",
