@@ -34,15 +34,13 @@ _UNITS: Final = {"s": "_seconds", "By": "_bytes"}
 _FOREIGN: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
-class _Published:
-    """What the running instance offers to be scraped; None while nothing runs."""
-
-    source: Source | None = None
+_published: list[Source] = []
+"""What the running instance offers to be scraped; empty while nothing runs."""
 
 
 def publish(source: Source | None) -> None:
     """Called by the runtime: what collectors read from now on, or None when it stops."""
-    _Published.source = source
+    _published[:] = [] if source is None else [source]
 
 
 def metric_name(name: str, *, counter: bool = False) -> str:
@@ -91,8 +89,8 @@ class PrometheusCollector:
         yield from found
 
     def _collect(self) -> list[Any]:
-        source = self._source or _Published.source
-        batch = source() if source is not None else None
+        sources = [self._source] if self._source is not None else list(_published)
+        batch = sources[0]() if sources else None
         if batch is None:
             return []
         by_name: dict[str, list[Series]] = {}
