@@ -25,6 +25,7 @@ __all__ = ["HostWatch"]
 
 _SLOW: Final = 384
 _ORDINARY: Final = 384
+_IDLE_S: Final = 0.5
 
 
 class HostWatch:
@@ -61,8 +62,13 @@ class HostWatch:
         self.scheduling.tick(now_ns)
         self.cgroup.tick(now_ns)
 
+    @property
+    def period_s(self) -> float:
+        """Seconds until `sample` should be called again: short while armed, else only often enough to notice that it was."""
+        return PERIOD_S if self.sampler.armed else _IDLE_S
+
     def arm(self) -> bool:
-        """Begin to sample threads; False where that cannot be done. `sample` is to be called every `PERIOD_S` from then on."""
+        """Begin to sample threads; False where that cannot be done. `sample` is to be called every `period_s` from then on."""
         return self.sampler.armed or self.sampler.arm()
 
     def disarm(self) -> None:

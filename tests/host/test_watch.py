@@ -38,7 +38,9 @@ def test_evidence_is_json_and_bounded(watch):
     records = [record(n) for n in range(5)] + [record(n, reasons=Reason.RESERVOIR) for n in range(10, 15)]
     records += [record(20, name="other"), record(21, reasons=Reason.SLOWEST), record(22, reasons=Reason.PROFILED | Reason.BREACH)]
     watch.tick(now_ns(), records)
+    assert watch.period_s > 0.1
     assert watch.arm() == (watch.sampler.reason is None)
+    assert watch.sampler.reason is not None or watch.period_s == 0.010
     watch.sample()
     time.sleep(0.002)
     watch.sample()

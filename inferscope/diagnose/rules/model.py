@@ -6,6 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from inferscope.diagnose.findings import MINIMUM_SHARE, grade, model_label, share_evidence
+from inferscope.diagnose.waits import is_model
 from inferscope.types import Evidence, Finding
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def model_stage(context: Context) -> Iterable[Finding]:
     share = context.attribution.share(label) if label else None
     if share is None or not context.usable or share.ci is None or share.ci[1] >= MINIMUM_SHARE:
         return
+    if any(is_model(other.name) for other in context.shares("stage")):
+        return  # one of several models is slow
     what_if = context.plan.p99_ms(share.name)
     evidence = [
         share_evidence(share),
@@ -63,9 +66,8 @@ def _captured(context: Context, label: str) -> Iterable[Evidence]:
 
 def slow_stage(context: Context) -> Iterable[Finding]:
     """MODEL_SLOW and STAGE_SLOW: a stage's own work, not a wait inside it, is what slow requests have more of."""
-    label = model_label(context.horizon.labels, context.attribution.shares)
     for share in (*context.shares("stage"), *context.shares("device")):
-        yield _slow(context, share, model=share.name == label)
+        yield _slow(context, share, model=share.kind == "device" or is_model(share.name))
 
 
 def _slow(context: Context, share: Share, *, model: bool) -> Finding:
