@@ -36,11 +36,10 @@ def main():
         for name in names:
             try:
                 judged.append(scenarios.judge(name, scenarios.diagnosis(name, seconds, seed)))
+                print("\n".join(scenarios.table(judged[-1:])[len(judged) > 1 :]), flush=True)
             except RuntimeError as error:
                 failed.append(str(error))
                 print(error, file=sys.stderr)
-    for line in scenarios.table(judged):
-        print(line)
     ran = [each for each in judged if "skipped" not in each]
     planted, healthy = [each for each in ran if each["truth"]], [each for each in ran if not each["truth"]]
     pairs = [each for each in planted if len(each["truth"]) > 1]

@@ -125,15 +125,20 @@ def queued(service, share_ms, seconds=60, qps=200):
 
 def test_arrivals_times_service_time_beyond_the_workers_is_saturation(service):
     document = queued(service, 60)
-    few = [request(n, 200 * n, 70, thread_id=n % 2) for n in range(20)]
+    few = [request(n, 200 * n, 70, thread_id=n % 2, cpu_ms=1) for n in range(20)]
     finding = diagnosed(service, host(document, few))["SATURATION"]
     assert finding.severity == "high"
     assert values(finding)["workers"] == 2
     assert 70 < values(finding)["utilisation of the workers"] < 100
-    many = [request(n, 200 * n, 70, thread_id=n % 10) for n in range(20)]
+    many = [request(n, 200 * n, 70, thread_id=n % 10, cpu_ms=1) for n in range(20)]
     found = diagnosed(service, host(document, many))
     assert "SATURATION" not in found
     assert "QUEUEING" in found
+    loop = [request(n, 20 * n, 70, thread_id=1, cpu_ms=1) for n in range(20)]
+    assert "SATURATION" not in diagnosed(service, host(document, loop)), "an event loop serves many at a time"
+    spans = [[(2, 200 * n * MS, (200 * n + 60) * MS, -1, 100 + n % 2)] for n in range(20)]
+    pool = [request(n, 200 * n, 70, thread_id=1, spans=spans[n]) for n in range(20)]
+    assert values(diagnosed(service, host(document, pool))["SATURATION"])["workers"] == 2
 
 
 def test_small_requests_behind_a_large_one(service):

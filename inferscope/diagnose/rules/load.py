@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,6 +20,8 @@ __all__ = ["batching", "cold_start", "head_of_line", "saturation"]
 
 _FULL: Final = 0.80
 """Arrivals times the ordinary service time, a worker, from which queues grow without any stall."""
+_SHARED: Final = 0.05
+_SLACK_NS: Final = 1_000_000
 _LARGE: Final = 0.90
 _BEHIND: Final = 0.50
 _EVEN: Final = 0.75
@@ -36,8 +39,8 @@ def saturation(context: Context) -> Iterable[Finding]:
     shares = _queues(context, batch=False)
     blocks = context.horizon.blocks
     slow = blocks.tail_counts > 0
-    workers = len({(request.slot, request.thread) for request in context.horizon.host.requests})
-    if not shares or not slow.any() or workers == 0:
+    workers = _workers(context)
+    if not shares or not slow.any() or not workers:
         return
     share = shares[0]
     body_ms = sum(part.body_ms for part in context.attribution.shares if part.kind != "queue")
@@ -69,6 +72,28 @@ def saturation(context: Context) -> Iterable[Finding]:
         fix="Add workers or replicas, or shed load before it queues; a faster service helps by as much as it is faster.",
         rollback="Return to the earlier number of replicas.",
     )
+
+
+def _workers(context: Context) -> int | None:
+    """Threads that serve one request at a time; None where threads are shared, as an event loop is, so that they limit nothing."""
+    served: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    queues = [index for index, column in enumerate(context.horizon.columns) if column.kind == "queue"]
+    for r in context.horizon.host.requests:
+        elsewhere = {span.thread for span in r.spans} - {r.thread}
+        if r.spans and elsewhere:
+            for thread in elsewhere:
+                own = [span for span in r.spans if span.thread == thread and span.column not in queues]
+                if own:
+                    served.setdefault((r.slot, thread), []).append((min(s.start_ns for s in own), max(s.end_ns for s in own)))
+        elif r.cpu_ns is not None or r.spans:
+            waited = sum(_queued(r.vector, column) for column in queues)
+            served.setdefault((r.slot, r.thread), []).append((r.start_ns + waited, r.start_ns + r.wall_ns))
+    shared = several = 0
+    for spans in served.values():
+        spans.sort()
+        several += len(spans) - 1
+        shared += sum(later[0] < earlier[1] - _SLACK_NS for earlier, later in pairwise(spans))
+    return None if several and shared > _SHARED * several else len(served)
 
 
 def head_of_line(context: Context) -> Iterable[Finding]:
