@@ -84,7 +84,7 @@ def share(words, metric, wanted):
 
 def rows_of(pool, quick):
     row = _harness.row
-    same, small, large, long = (60, 30, 40, 20) if quick else (600, 100, 400, 60)
+    same, small, large, long = (60, 30, 40, 20) if quick else (600, 100, 600, 200)
     aa = list(pool.map(fixed, [(seed, 1.0) for seed in range(same)], chunksize=5))
     words = [each for each, _ in aa]
     rows = []

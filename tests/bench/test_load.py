@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
+import ssl
+import subprocess
 import threading
 import time
 
@@ -19,8 +22,10 @@ from inferscope.bench import load, open_loop
 class Server:
     """A bare HTTP server on a thread of its own; `stall(seconds)` blocks it as a long collection would."""
 
-    def __init__(self, answer: bytes = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", delay_s: float = 0.002) -> None:
-        self.answer, self.delay_s = answer, delay_s
+    def __init__(
+        self, answer: bytes = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", delay_s: float = 0.002, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.answer, self.delay_s, self.tls = answer, delay_s, tls
         self.seen: list[bytes] = []
         self.connections = 0
         self._writers: list[asyncio.StreamWriter] = []
@@ -45,7 +50,7 @@ class Server:
 
     async def _serve(self) -> None:
         self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._talk, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._talk, "127.0.0.1", 0, ssl=self.tls)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()
@@ -249,3 +254,20 @@ def test_an_answer_may_arrive_in_any_pieces(answers, size):
 def test_what_is_not_http_is_refused():
     with pytest.raises(ValueError, match="not an HTTP"):
         open_loop.ReplyParser().feed(b"SSH-2.0\r\n\r\n")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_https_is_spoken_and_certificates_are_checked(tmp_path, monkeypatch):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj"]
+    command += ["/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    with Server(tls=context) as server:
+        url = server.url.replace("http:", "https:")
+        untrusted = load.generate(load.LoadPlan(url, rate=50, seconds=0.2, drain_s=1))
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        trusted = load.generate(load.LoadPlan(url, rate=50, seconds=0.4))
+    assert untrusted.summary()["answered"] == 0
+    assert trusted.fine.all()
