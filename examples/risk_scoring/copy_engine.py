@@ -1,4 +1,5 @@
-"""The device: a CUDA card when there is one, else a stand-in that keeps a card's rules about copies without one.
+"""The device: a CUDA card when there is one, else a stand-in that keeps a card's rules about copies without one, or inferscope's simulated
+accelerator, which torch takes for a real device.
 
 What matters here is how a copy from host memory reaches a card. From *pageable* memory the driver carries it through its own staging
 buffer: the caller waits, and everybody who copies from pageable memory takes turns, first come, first served. From *pinned* memory the card fetches
@@ -20,7 +21,7 @@ import torch
 
 from inferscope.integration import record_copy
 
-__all__ = ["Copy", "CudaDevice", "Device", "Lane", "StandIn", "choose"]
+__all__ = ["Copy", "CudaDevice", "Device", "Lane", "Simulated", "StandIn", "choose"]
 
 KEPT: Final = 500_000
 """Copies whose truth is kept."""
@@ -47,7 +48,13 @@ class Copy:
 class Device(Protocol):
     """What the service needs of a device."""
 
-    copies: deque[Copy]
+    torch_device: str
+    """Where the model's weights belong."""
+
+    @property
+    def copies(self) -> deque[Copy]:
+        """The truth of the latest copies."""
+        ...
 
     def to_device(self, tensor: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
         """A copy on the device; with `non_blocking` and pinned memory it returns before the bytes have arrived."""
@@ -118,6 +125,7 @@ class StandIn:
     """
 
     def __init__(self, *, pageable_bytes_s: float = 1e8, pinned_bytes_s: float = 4e8, call_us: float = 300.0) -> None:
+        self.torch_device = "cpu"
         self.copies: deque[Copy] = deque(maxlen=KEPT)
         self._pageable_bytes_s, self._pinned_bytes_s, self._call_ns = pageable_bytes_s, pinned_bytes_s, int(call_us * 1000)
         self._staging, self._fetch, self._store = Lane(), Lane(), Lane()
@@ -200,6 +208,7 @@ class CudaDevice:
     _PROBE_CYCLES: Final = 20_000_000
 
     def __init__(self) -> None:
+        self.torch_device = "cuda"
         self.copies: deque[Copy] = deque(maxlen=KEPT)
         self._device = torch.device("cuda")
         self._streams = threading.local()
@@ -258,14 +267,83 @@ class CudaDevice:
         return torch.zeros(int(milliseconds / 1e3 * self._pageable_bytes_s / 4))
 
 
+class Simulated:
+    """inferscope's simulated accelerator at the stand-in's bandwidths: copies are `Tensor.to`, the truth is the simulator's own log.
+
+    Args:
+        pageable_bytes_s: bandwidth through the staging buffer.
+        pinned_bytes_s: bandwidth from and to pinned memory.
+        call_us: fixed cost of a pageable copy, of which a pinned one has a fifth.
+
+    Raises:
+        inferscope.InferscopeError: it cannot be compiled here; the message says what is missing.
+    """
+
+    def __init__(self, *, pageable_bytes_s: float = 1e8, pinned_bytes_s: float = 4e8, call_us: float = 300.0) -> None:
+        from inferscope.testing import accelerator
+
+        self._sim = accelerator.load()
+        self._sim.configure(pageable_gb_s=pageable_bytes_s / 1e9, h2d_gb_s=pinned_bytes_s / 1e9, d2h_gb_s=pinned_bytes_s / 1e9)
+        self._sim.configure(pageable_us=call_us, copy_us=call_us / 5)
+        self.torch_device = self._sim.name
+        self._pageable_bytes_s = pageable_bytes_s
+        self._device = torch.device(self._sim.name)
+        self._streams = threading.local()
+
+    @property
+    def copies(self) -> deque[Copy]:
+        """See `Device`."""
+        return deque(
+            (
+                Copy(each.kind, each.nbytes, each.pageable, each.blocking, each.issue_ns, each.start_ns, each.end_ns, each.returned_ns)
+                for each in self._sim.operations()
+                if each.kind in {"h2d", "d2h"}
+            ),
+            maxlen=KEPT,
+        )
+
+    def to_device(self, tensor: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
+        """See `Device`."""
+        return tensor.to(self._device, non_blocking=non_blocking)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Device`."""
+        return tensor.cpu()
+
+    def pinned(self, *shape: int) -> torch.Tensor:
+        """See `Device`."""
+        return torch.zeros(*shape).pin_memory()
+
+    def own_stream(self) -> AbstractContextManager[Any]:
+        """See `Device`."""
+        if not hasattr(self._streams, "own"):
+            self._streams.own = torch.Stream(device=self._device)
+        stream: AbstractContextManager[Any] = self._streams.own
+        return stream
+
+    def kernel(self, milliseconds: float) -> None:
+        """See `Device`."""
+        self._sim.kernel(milliseconds, "model")
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        torch.accelerator.current_stream().synchronize()
+
+    def table(self, milliseconds: float) -> torch.Tensor:
+        """See `Device`."""
+        return torch.zeros(int(milliseconds / 1e3 * self._pageable_bytes_s / 4))
+
+
 def choose(name: str) -> Device:
-    """The device called `auto` (a card when there is one), `cuda` or `cpu` (the stand-in).
+    """The device called `auto` (a card when there is one), `cuda`, `cpu` (the stand-in) or `simulated`.
 
     Raises:
         ValueError: another name, or `cuda` where torch sees no card.
     """
-    if name not in {"auto", "cuda", "cpu"}:
-        raise ValueError(f"the device is auto, cuda or cpu, not {name!r}")
+    if name not in {"auto", "cuda", "cpu", "simulated"}:
+        raise ValueError(f"the device is auto, cuda, cpu or simulated, not {name!r}")
+    if name == "simulated":
+        return Simulated()
     available = name != "cpu" and torch.cuda.is_available()
     if name == "cuda" and not available:
         raise ValueError("torch sees no CUDA device; --device auto or cpu takes the stand-in")

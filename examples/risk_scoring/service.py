@@ -127,8 +127,7 @@ class Scoring(abc.ABC):
         self.device = copy_engine.choose(options.device)
         trained = model.load_or_train(options.cache, options.seed)
         print(f"model {'trained' if trained.fresh else 'read from the cache'}; AUC on held-out rows {trained.auc:.4f}", flush=True)
-        network = trained.model.to("cuda") if isinstance(self.device, copy_engine.CudaDevice) else trained.model
-        self.model = OnDevice(network, self.device).eval()
+        self.model = OnDevice(trained.model.to(self.device.torch_device), self.device).eval()
         self.store = rules.RuleStore()
         self.rules = rules.parse(self.store.fetch(0))
         self.truth = truth.Log()
@@ -301,7 +300,7 @@ def run(app: Starlette, description: str) -> None:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="cpu is the stand-in (auto)")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu", "simulated"), default="auto", help="cpu is the stand-in (auto)")
     parser.add_argument("--seed", type=int, default=0, help="of the training and of the neighbours (0)")
     parser.add_argument("--cache", type=Path, help="where the trained weights are kept")
     parser.add_argument("--truth", type=Path, help="folder for the example's own account, written at shutdown")

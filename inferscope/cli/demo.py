@@ -53,7 +53,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=_positive, default=RATE, help=f"requests a second, Poisson arrivals (default {RATE:g})")
     parser.add_argument("--variant", choices=("slow", "fixed", "both"), default="both", help="which service (default both)")
     parser.add_argument(
-        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="cpu is a bandwidth-limited stand-in (default auto)"
+        "--device",
+        choices=("auto", "cuda", "cpu", "simulated"),
+        default="auto",
+        help="cpu is a bandwidth-limited stand-in, simulated a torch device without hardware that is compiled once (default auto)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of arrivals, training and planted causes (default 0)")
     parser.add_argument("--port", type=int, help="where the service listens on 127.0.0.1 (default a free port)")

@@ -19,8 +19,11 @@ from inferscope.types import SpanFlag
 
 
 @pytest.fixture
-def serving(sim):
-    """The process's own timer, with the integrations on; yields (harvester, spans)."""
+def serving(sim, monkeypatch):
+    """The process's own timer on the device's virtual clock, with the integrations on; yields (harvester, spans)."""
+    monkeypatch.setattr(timer, "clock", sim.now_ns)
+    sim.configure(call_us=0.3)
+    sim.virtual_clock()
     registry = Registry()
     registry.instrument(["torch", "copies"])
     harvester = Harvester(timer, core.default)
@@ -57,8 +60,10 @@ def test_a_copy_tells_bytes_direction_blocking_queue_and_transfer(sim, serving, 
     assert truth.blocking is sync
     length = truth.end_ns - truth.start_ns
     assert length == pytest.approx((4 << 20) / (2.0 if pinned else 0.5), rel=0.01)
-    assert span.exec_ns >= length - 1000
+    assert span.exec_ns == pytest.approx(length, abs=10_000)
+    assert span.queue_wait_ns == pytest.approx(20_000_000, abs=50_000)
     assert (span.host_ns >= 20_000_000) is sync
+    assert (truth.returned_ns >= truth.end_ns) is sync
     (row,) = integration.copies()
     assert (row["name"], row["bytes"], row["sync"], row["pageable"]) == ("h2d", 4 << 20, int(sync), int(not pinned))
 
@@ -168,8 +173,9 @@ def test_totals_part_what_blocked_from_what_travelled(sim, serving) -> None:
     harvester.run_once()
     (row,) = times.evidence()
     assert (row["name"], row["pageable"], row["sync"], row["count"], row["bytes"]) == ("h2d", True, True, 5, 5 << 20)
-    assert row["host_ns"] >= row["transfer_ns"] * 0.9 > 4_500_000
-    assert 0.05e9 < row["bytes_per_s"] <= 1.05e9
+    assert row["host_ns"] == pytest.approx(row["transfer_ns"], rel=0.05)
+    assert row["bytes_per_s"] == pytest.approx(1e9, rel=0.02)
+    assert row["queue_ns"] < 5 * 50_000
     times.reset()
     assert times.evidence() == []
 

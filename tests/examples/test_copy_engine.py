@@ -108,12 +108,28 @@ def test_inferscope_is_told_of_each_copy(monkeypatch):
 
 def test_a_device_must_exist():
     assert isinstance(copy_engine.choose("cpu"), copy_engine.StandIn)
-    with pytest.raises(ValueError, match="auto, cuda or cpu"):
+    with pytest.raises(ValueError, match="auto, cuda, cpu or simulated"):
         copy_engine.choose("tpu")
     if not torch.cuda.is_available():
         assert isinstance(copy_engine.choose("auto"), copy_engine.StandIn)
         with pytest.raises(ValueError, match="no CUDA device"):
             copy_engine.choose("cuda")
+
+
+def test_the_simulated_accelerator_does_the_same():
+    device = copy_engine.choose("simulated")
+    with device.own_stream():
+        source = device.pinned(4, 8)
+        arrived = device.to_device(source, non_blocking=True)
+        device.kernel(20)
+        assert elapsed_ms(device.synchronize) > 15
+        assert device.to_host(arrived).tolist() == source.tolist()
+    device.to_device(torch.zeros(8))
+    assert [(copy.pageable, copy.sync) for copy in device.copies if copy.direction == "h2d"][-2:] == [(False, False), (True, True)]
+    assert elapsed_ms(lambda: device.to_device(device.table(50))) >= 50
+    (*_, table) = device.copies
+    assert table.asked_ns <= table.start_ns < table.end_ns <= table.returned_ns
+    assert table.nbytes == device.table(50).nbytes
 
 
 @pytest.mark.gpu

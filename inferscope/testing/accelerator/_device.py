@@ -24,6 +24,7 @@ _SETTINGS: Final = {
     "jitter_us": ("jitter_ns", 1e3),
     "operator_us": ("operator_ns", 1e3),
     "copy_us": ("copy_ns", 1e3),
+    "pageable_us": ("pageable_ns", 1e3),
     "call_us": ("call_ns", 1e3),
     "h2d_gb_s": ("h2d_bytes_s", 1e9),
     "d2h_gb_s": ("d2h_bytes_s", 1e9),
@@ -106,7 +107,7 @@ class Accelerator:
 
         Args:
             **settings: `launch_us` (5) from issue to start on an idle stream and `jitter_us` (0), mean of an exponential on top;
-                `operator_us` (10) on the device for an operator without a cost of its own; `copy_us` (5) fixed cost of a copy; `h2d_gb_s`, `d2h_gb_s` (12),
+                `operator_us` (10) on the device for an operator without a cost of its own; `copy_us` and `pageable_us` (5) fixed cost of a copy; `h2d_gb_s`, `d2h_gb_s` (12),
                 `d2d_gb_s` (500), `pageable_gb_s` (3); `memory_gb` (8); `call_us` (0) that a call into the driver costs its caller; `drift_ppm`
                 (0) and `offset_s` (0) of the device's clock against the host's, `resolution_us` (0.5) of its stamps; `log_events` (0), `log_limit`
                 (1e6); `query_kills_all` (0): a query during a capture kills it from relaxed threads too, as on ROCm.

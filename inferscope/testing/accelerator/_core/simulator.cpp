@@ -101,7 +101,7 @@ void unsafe(const char* api) {
 }
 
 int64_t transfer_ns(int64_t bytes, Setting bandwidth) {
-  return static_cast<int64_t>(settings_[kCopyCost] + static_cast<double>(bytes) / settings_[bandwidth] * 1e9);
+  return static_cast<int64_t>(settings_[bandwidth == kPaged ? kPagedCost : kCopyCost] + static_cast<double>(bytes) / settings_[bandwidth] * 1e9);
 }
 
 Operation enqueue(int device, int stream, Kind kind, int32_t name, int64_t duration, int64_t bytes, int32_t flags, int64_t issue) {
