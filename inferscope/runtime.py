@@ -2,9 +2,8 @@
 
     record ──▶ aggregate ──Window──▶ detect ──Breach──▶ capture ──▶ diagnose (child process) ──▶ export · report
 
-Three daemon threads: `worker` takes a window a tick and judges it, `export` sends, `capture` writes profiles, evidence and manifests.
-A process that forks before it served anything (a preload master) goes dormant and gives its slot back; a forked child wakes with its
-first request.
+Five daemon threads: `worker` takes a window a tick and judges it, `export` sends, `capture` writes profiles, evidence and manifests,
+`control` answers operators, `sampler` looks at the threads while an incident is open. A process that forks before it served anything (a preload master) goes dormant and gives its slot back; a forked child wakes with its first request.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import fork, guard
-from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
+from inferscope.clock import now_ns, unix_offset_ns
+from inferscope.control.lending import remote
 from inferscope.pace import Pace
 from inferscope.rooms import Rooms
 from inferscope.slots import slots
@@ -28,9 +28,14 @@ if TYPE_CHECKING:
     from inferscope.record.core import Recorder
     from inferscope.settings import Settings
 
+    _Call = Callable[[], object]
+
 __all__ = ["Runtime"]
 
-_PERIODS_S: Final = {"export": 1.0, "capture": 0.2}
+_PERIODS_S: Final = {"export": 1.0, "capture": 0.2, "control": 0.05}
+_OTHERS: Final = ("export", "capture", "control", "sampler")
+_NOTHING: Final = bool
+"""The last work of loops that have none; `shutdown` itself makes the last delivery, it knows how much time is left."""
 _FORK_WAIT_S: Final = (0.1, 1.0)
 """How long a fork waits for a tick to end (the child needs none of its locks, its numbers stay whole) and for files (SQLite's stay held)."""
 _EXIT_S: Final = 0.9
@@ -51,6 +56,7 @@ class Runtime:
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
         self.settings = settings
         self.rooms = Rooms(settings, recorder)
+        self.control = remote(self.rooms, self, lambda: self._tick_lock)
         self._stop, self._tick_lock = threading.Event(), threading.Lock()
         self._fork_waited, self._fork_paused = False, False
         self._threads: dict[str, threading.Thread] = {}
@@ -59,27 +65,33 @@ class Runtime:
     def start(self) -> None:
         """Lease a slot, give the recorder its edges and hooks, start the threads."""
         guard.rearm()
-        self.rooms.activate()
+        self._activate()
         fork.on_child("runtime", self._in_child)
         fork.on_parent("runtime", self._before_fork, self._after_fork)
         fork.at_process_end(self._at_exit)
         atexit.register(self._at_exit)
         slots.on_stop = lambda: self.flush(_EXIT_S)
-        self._start_threads("worker", "export", "capture")
+        self._start_threads("worker", *_OTHERS)
+
+    def _activate(self) -> None:
+        self.rooms.activate()
+        self.control.open(self.rooms.pod.slot.directory, self.rooms.pod.slot.index)
 
     def _start_threads(self, *names: str) -> None:
-        loops: dict[str, tuple[float, Callable[[], None], Callable[[], None]]] = {
-            "worker": (self.settings.tick_s, self.tick, self._last_tick),
-            "export": (min(self.settings.export_interval_s, _PERIODS_S["export"]), self._export, _nothing),
-            "capture": (_PERIODS_S["capture"], self.rooms.keep, self._last_words),
+        loops: dict[str, tuple[Callable[[], float], _Call, _Call]] = {
+            "worker": (lambda: self.settings.tick_s, self.tick, self._last_tick),
+            "export": (lambda: min(self.settings.export_interval_s, _PERIODS_S["export"]), self._export, _NOTHING),
+            "capture": (lambda: _PERIODS_S["capture"], self.rooms.keep, self._last_words),
+            "control": (lambda: _PERIODS_S["control"], self.control.serve_once, self.control.close),
+            "sampler": (self.rooms.sampling_period_s, self.rooms.sample, _NOTHING),
         }
         for name in names:
             arguments = (name, *loops[name], self._stop)
             self._threads[name] = threading.Thread(target=self._loop, args=arguments, name=f"inferscope-{name}", daemon=True)
             self._threads[name].start()
 
-    def _loop(self, name: str, period_s: float, work: Callable[[], None], last: Callable[[], None], stop: threading.Event) -> None:
-        while not stop.wait(period_s):
+    def _loop(self, name: str, period_s: Callable[[], float], work: _Call, last: _Call, stop: threading.Event) -> None:
+        while not stop.wait(period_s()):
             guard.contained(name, work, None)
             self.rooms.overhead_ns[name] = time.thread_time_ns()
         guard.contained(name, last, None)
@@ -96,8 +108,8 @@ class Runtime:
         if not self.rooms.served():
             self.rooms.rest()
             return
-        self.rooms.activate()
-        self._start_threads(*[name for name in ("export", "capture") if name not in self._threads])
+        self._activate()
+        self._start_threads(*[name for name in _OTHERS if name not in self._threads])
         self._dormant = False
 
     def _last_tick(self) -> None:
@@ -126,6 +138,7 @@ class Runtime:
         self._stop.set()
         with guard.guard("shutdown"):
             self.rooms.quiet("shutdown")
+            self.control.stop()
         self._join("worker", min(deadline, time.monotonic() + timeout_s / 3))
         self._join("capture", min(deadline, time.monotonic() + timeout_s / 3))
         if not self._dormant:
@@ -163,14 +176,9 @@ class Runtime:
 
     def status(self) -> dict[str, Any]:
         """What runs, what it costs."""
-        wall = max(1, now_ns() - self._started_ns)
-        return {
-            **self.rooms.status(),
-            "dormant": self._dormant,
-            "threads": {thread.name: thread.is_alive() for thread in self._threads.values()},
-            "overhead": {name: {"cpu_s": used / NS_PER_S, "share": used / wall} for name, used in dict(self.rooms.overhead_ns).items()},
-            "problems": list(self.settings.problems),
-        }
+        found = self.rooms.status(max(1, now_ns() - self._started_ns))
+        running = {thread.name: thread.is_alive() for thread in self._threads.values()}
+        return {**found, "dormant": self._dormant, "threads": running, "control": self.control.status()}
 
     def _before_fork(self) -> None:
         self._fork_paused = self.rooms.exporter is not None and self.rooms.exporter.pause(_FORK_WAIT_S[1])
@@ -181,6 +189,7 @@ class Runtime:
             self.rooms.exporter.resume()
         if os.getpid() == self.rooms.pid and not self._dormant and not self._stop.is_set() and not self.rooms.served():
             self._dormant = True
+            self.control.close()
             self.rooms.deactivate()
         if self._fork_waited:
             self._tick_lock.release()
@@ -192,9 +201,6 @@ class Runtime:
         self._threads = {}
         self._dormant = True
         self.rooms.after_fork()
+        self.control.after_fork()
         fork.at_process_end(self._at_exit)
         self._start_threads("worker")
-
-
-def _nothing() -> None:
-    """The export thread's last delivery is made by `shutdown` itself, which knows how much time is left."""

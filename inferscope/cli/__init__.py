@@ -31,6 +31,10 @@ VERBS: Final = {
     "history": "list the runs of a directory, or write them as CSV for change points",
     "bundle": "pack an incident with its evidence chain into one file, verified first",
     "replay": "send what services kept on disk to an OTLP receiver, later",
+    "status": "ask all running workers on this machine how they stand",
+    "capture": "ask a running service for profiles of its next requests",
+    "inspect": "show what lies in an incident, file by file and hash by hash",
+    "ship": "carry finished incidents to a directory or an HTTP address, verified",
     "doctor": "check what inferscope can measure here, and say why not",
     "verify": "recompute the hashes of an incident's evidence chain",
 }

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from inferscope import guard, integration, pod, semconv
+from inferscope import guard, integration, pod
 from inferscope.aggregate import snapshot as snapshots
 from inferscope.aggregate.histogram import percentiles
 from inferscope.aggregate.horizon import Horizon
@@ -17,21 +16,19 @@ from inferscope.capture.budget import CaptureBudget
 from inferscope.capture.held import Sources, objective_json
 from inferscope.capture.incident import IncidentKeeper
 from inferscope.capture.request_scoped import RequestScopedCapture
-from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
+from inferscope.clock import NS_PER_S
 from inferscope.detect import Trigger, count, edges_by_request
 from inferscope.detect.slo import Counts
-from inferscope.diagnose.incident import load as load_incident
 from inferscope.errors import CaptureRefusedError, ConfigurationError
-from inferscope.export import ExportBatch, Exporter, Objective, Total, breach_event, capture_event, incident_event, request_totals
 from inferscope.host import process
 from inferscope.host.gc import GcPauses
-from inferscope.host.resource import resource
+from inferscope.host.watch import HostWatch
 from inferscope.pace import Pace
+from inferscope.rooms.outlet import Outlet
 from inferscope.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from inferscope.record.core import Recorder
     from inferscope.settings import Settings
@@ -70,29 +67,18 @@ class Rooms:
         self.horizon = Horizon()
         self.gc = GcPauses(recorder)
         self.capture: RequestScopedCapture | None = None
-        self.exporter = self._exporter()
+        self.outlet = Outlet(settings, self)
+        self.exporter = self.outlet.exporter
+        self.host = HostWatch(self.gc)
         self.pod = pod.Pod(pod.Slot(0, None, "", -1))
         self.keeper: IncidentKeeper | None = None
         self.pid = os.getpid()
         self.overhead_ns: dict[str, int] = {}
         """CPU time of our own threads, by their names; kept by the runtime."""
+        self.off: set[str] = set()
+        """Parts that an operator switched off on demand: `capture`, `export`."""
         self._counts = [[0] * pod.PARTS for _ in self.trigger.slos]
         self._horizon_lock = threading.Lock()
-        self._start_unix_ns = now_ns() + unix_offset_ns()
-        self._exported_ns = 0
-
-    def _exporter(self) -> Exporter | None:
-        if not self.settings.export or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-            return None
-        asked = self.settings
-        return Exporter(
-            None,
-            endpoint=asked.endpoint,
-            protocol=asked.protocol,
-            headers=asked.headers,
-            scale=asked.otlp_scale,
-            series_limit=asked.series_limit,
-        )
 
     def activate(self) -> None:
         """Take a place in the pod and begin to listen."""
@@ -126,7 +112,7 @@ class Rooms:
         self.recorder.set_hooks(on_start=capture.on_start, on_enter=capture.on_enter, on_exit=capture.on_exit, on_finish=capture.on_finish)
 
     def _set_armed(self, armed: bool) -> None:  # noqa: FBT001  (a switch, called with what it becomes)
-        self.recorder.armed = armed
+        self.recorder.armed = armed and "capture" not in self.off
 
     def deactivate(self) -> None:
         """Give slot and lead back: this process serves nothing."""
@@ -151,6 +137,7 @@ class Rooms:
         if self.keeper is not None:
             self.keeper.stop()
         self.gc.stop()
+        self.host.disarm()
         if self.capture is not None:
             with guard.guard("capture"):
                 self.capture.disable(reason)
@@ -159,10 +146,8 @@ class Rooms:
 
     def close(self, deadline: float) -> None:
         """Deliver what is left before `deadline` (`time.monotonic`), give the slot back."""
-        if self.exporter is not None:
-            with guard.guard("export"):
-                self._offer(now_ns())
-                self.exporter.shutdown(max(0.05, deadline - time.monotonic()))
+        with guard.guard("export"):
+            self.outlet.close(deadline)
         with guard.guard("pod"):
             self.pod.retire()
 
@@ -187,8 +172,8 @@ class Rooms:
         self.recorder.armed = False
         if self.exporter is not None:
             self.exporter.after_fork(None)
-        self._start_unix_ns = now_ns() + unix_offset_ns()
-        self._exported_ns = 0
+        self.host = HostWatch(self.gc)
+        self.outlet.begin()
 
     def served(self) -> bool:
         """Whether this process has finished a request of its own."""
@@ -202,6 +187,8 @@ class Rooms:
         self._look_after(window)
         breathe()
         guard.contained("horizon", lambda: self._remember(window, breathe), None)
+        breathe()
+        guard.contained("host", lambda: self.host.tick(moment_ns, window.records, self.aggregator.lock_sites()), None)
         breathe()
         breach = guard.contained("detect", lambda: self._judge(window, moment_ns), None)
         breathe()
@@ -250,6 +237,10 @@ class Rooms:
         if breach is not None:
             keeper.open(breach, moment_ns)
         keeper.step(moment_ns, window.records, self.trigger.take_closed())
+        if keeper.current is None:
+            self.host.disarm()
+        else:
+            self.host.arm()
 
     def _look_after(self, window: Window) -> None:
         """Failures that were contained where nothing may be said: in hooks, in the core and in the collector's callback."""
@@ -268,6 +259,14 @@ class Rooms:
         if self.keeper is not None:
             self.keeper.run_once()
 
+    def sampling_period_s(self) -> float:
+        """Seconds until `sample` is due."""
+        return self.host.period_s
+
+    def sample(self) -> None:
+        """What the sampler thread does while an incident is open: look at every thread once."""
+        self.host.sample()
+
     def mark_ready(self) -> None:
         """End the warm-up, in every worker of the pod."""
         self.trigger.mark_ready()
@@ -279,43 +278,7 @@ class Rooms:
 
     def export(self, timeout_s: float = 2.0, *, force: bool = False) -> bool:
         """What the export thread does; `force` sends although the interval is not over."""
-        if self.exporter is None:
-            return True
-        moment = now_ns()
-        if force or moment - self._exported_ns >= self.settings.export_interval_s * NS_PER_S:
-            self._exported_ns = moment
-            self._offer(moment)
-        return self.exporter.flush(timeout_s) if force else self.exporter.run_once(timeout_s)
-
-    def _offer(self, moment_ns: int) -> None:
-        if self.exporter is None:
-            return
-        objectives = tuple(
-            Objective(slo.name, slo.request_name, slo.threshold_ns, slo.quantile, slo.model, slo.cls) for slo in self.trigger.slos
-        )
-        totals = (*request_totals(self.aggregator.totals(), objectives), *self._own_totals())
-        self.exporter.offer(
-            ExportBatch(
-                self.aggregator.cumulative(),
-                totals,
-                self._start_unix_ns,
-                moment_ns + unix_offset_ns(),
-                resource(self.settings.service, self.settings.version, self.pod.slot.instance_id),
-            )
-        )
-
-    def _own_totals(self) -> list[Total]:
-        """What we cost and what failed of ours."""
-        spent = [
-            Total(semconv.SELF_OVERHEAD, used / NS_PER_S, (("thread.name", f"inferscope-{name}"),))
-            for name, used in self.overhead_ns.items()
-        ]
-        # "export" is the exporter's own count of deliveries that failed.
-        failed = [
-            Total(semconv.SELF_ERRORS, times, ((semconv.ATTR_REASON, "export.room" if name == "export" else name),))
-            for name, times in guard.counts().items()
-        ]
-        return spent + failed
+        return "export" in self.off or self.outlet.export(timeout_s, force=force)
 
     def _sources(self) -> Sources:
         return Sources(
@@ -326,7 +289,7 @@ class Rooms:
             fingerprint=fingerprint,
             versions={"inferscope": __version__, "service": self.settings.version},
             body_ns=self._body_ns,
-            emit=self._emit,
+            emit=self.outlet.emit,
             diagnose=self.settings.diagnose,
             on_incident=self.settings.on_incident,
         )
@@ -338,6 +301,7 @@ class Rooms:
         document |= {"slot": slot.index, "pid": os.getpid(), "instance_id": slot.instance_id}
         document["copies"] = integration.copies()
         document["gc"] = self.gc.evidence()
+        document["host"] = guard.contained("host", lambda: self.host.evidence(request, from_ns, to_ns), None)
         document["process"] = process.facts()
         document["status"] = {"objectives": {name: str(state.phase) for name, state in self.trigger.state.items()}}
         return document
@@ -348,20 +312,6 @@ class Rooms:
                 low, high = percentiles(held, (0.40, 0.60))
                 return (low, high) if low is not None and high is not None else None
         return None
-
-    def _emit(self, what: str, breach: Breach, directory: Path, digest: str | None) -> None:
-        if self.exporter is None:
-            return
-        if what == "opened":
-            self.exporter.event(breach_event(breach))
-            return
-        if what == "diagnosed":
-            incident = load_incident(directory)
-            self.exporter.event(incident_event(incident, digest))
-            for kept in incident.captures:
-                self.exporter.event(capture_event(kept, incident.id, now_ns() + unix_offset_ns(), breach.trigger))
-            causes = "+".join(share.name for share in incident.attribution[:2])
-            self.trigger.note_cause(breach.slo, f"{breach.request}:{causes}")
 
     def capture_now(self, reason: str, requests: int, moment_ns: int) -> str:
         """Open a manual incident, or raise the reason why not."""
@@ -375,9 +325,10 @@ class Rooms:
         """Current numbers as of the last tick."""
         return snapshots.take(self.aggregator.cumulative(), self.aggregator.totals(), self.recorder.counters(), taken_unix_ns)
 
-    def status(self) -> dict[str, Any]:
-        """States of the rooms."""
+    def status(self, wall_ns: int) -> dict[str, Any]:
+        """States of the rooms; our threads' share is of the `wall_ns` that they have run."""
         keeper = self.keeper
+        cost = {name: {"cpu_s": used / NS_PER_S, "share": used / wall_ns} for name, used in dict(self.overhead_ns).items()}
         return {
             "service": self.settings.service,
             "slot": self.pod.slot.index,
@@ -391,6 +342,10 @@ class Rooms:
             },
             "incident": str(keeper.current) if keeper is not None and keeper.current else None,
             "incidents": {"opened": keeper.opened, "diagnosed": keeper.diagnosed} if keeper is not None else None,
+            "switched_off_on_demand": sorted(self.off),
+            "overhead": cost,
+            "problems": list(self.settings.problems),
+            "host": self.host.status(),
             "capture": self.capture.status() if self.capture is not None else "off",
             "export": self.exporter.status() if self.exporter is not None else "off",
             "counters": self.recorder.counters(),

@@ -1,0 +1,105 @@
+"""Between the rooms and export: running totals, our own cost, and what happened to incidents."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from inferscope import guard, semconv
+from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
+from inferscope.diagnose.incident import load as load_incident
+from inferscope.export import ExportBatch, Exporter, Objective, Total, breach_event, capture_event, incident_event, request_totals
+from inferscope.host.resource import resource
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from inferscope.rooms.process import Rooms
+    from inferscope.settings import Settings
+    from inferscope.types import Breach
+
+__all__ = ["Outlet"]
+
+
+class Outlet:
+    """Feeds the exporter of one process.
+
+    Args:
+        settings: All settings.
+        rooms: Where the numbers come from.
+    """
+
+    def __init__(self, settings: Settings, rooms: Rooms) -> None:
+        self._settings = settings
+        self._rooms = rooms
+        self.exporter: Exporter | None = None
+        """None when `export=False`: nothing leaves and nothing is kept."""
+        if settings.export:
+            self.exporter = Exporter(
+                None,
+                endpoint=settings.endpoint,
+                protocol=settings.protocol,
+                headers=settings.headers,
+                scale=settings.otlp_scale,
+                series_limit=settings.series_limit,
+            )
+        self.begin()
+
+    def begin(self) -> None:
+        """Totals count from now on: at start and in a forked child."""
+        self._start_unix_ns = now_ns() + unix_offset_ns()
+        self._exported_ns = 0
+
+    def export(self, timeout_s: float, *, force: bool) -> bool:
+        """Send what is due; `force` sends although the interval is not over. Returns whether all of it was delivered."""
+        exporter = self.exporter
+        if exporter is None:
+            return True
+        moment = now_ns()
+        if force or moment - self._exported_ns >= self._settings.export_interval_s * NS_PER_S:
+            self._exported_ns = moment
+            self._offer(exporter, moment)
+        return exporter.flush(timeout_s) if force else exporter.run_once(timeout_s)
+
+    def close(self, deadline: float) -> None:
+        """Deliver what is left before `deadline` (`time.monotonic`)."""
+        if self.exporter is not None:
+            self._offer(self.exporter, now_ns())
+            self.exporter.shutdown(max(0.05, deadline - time.monotonic()))
+
+    def _offer(self, exporter: Exporter, moment_ns: int) -> None:
+        rooms = self._rooms
+        objectives = tuple(
+            Objective(slo.name, slo.request_name, slo.threshold_ns, slo.quantile, slo.model, slo.cls) for slo in rooms.trigger.slos
+        )
+        totals = (*request_totals(rooms.aggregator.totals(), objectives), *self._own_totals())
+        own = resource(self._settings.service, self._settings.version, rooms.pod.slot.instance_id)
+        exporter.offer(ExportBatch(rooms.aggregator.cumulative(), totals, self._start_unix_ns, moment_ns + unix_offset_ns(), own))
+
+    def _own_totals(self) -> list[Total]:
+        """What we cost and what failed of ours."""
+        spent = [
+            Total(semconv.SELF_OVERHEAD, used / NS_PER_S, (("thread.name", f"inferscope-{name}"),))
+            for name, used in self._rooms.overhead_ns.items()
+        ]
+        # "export" is the exporter's own count of deliveries that failed.
+        failed = [
+            Total(semconv.SELF_ERRORS, times, ((semconv.ATTR_REASON, "export.room" if name == "export" else name),))
+            for name, times in guard.counts().items()
+        ]
+        return spent + failed
+
+    def emit(self, what: str, breach: Breach, directory: Path, digest: str | None) -> None:
+        """Tell what happened to an incident; a diagnosis also tells the detector its cause."""
+        exporter = self.exporter
+        if what == "opened" and exporter is not None:
+            exporter.event(breach_event(breach))
+        if what != "diagnosed":
+            return
+        incident = load_incident(directory)
+        causes = "+".join(share.name for share in incident.attribution[:2])
+        self._rooms.trigger.note_cause(breach.slo, f"{breach.request}:{causes}")
+        if exporter is not None:
+            exporter.event(incident_event(incident, digest))
+            for kept in incident.captures:
+                exporter.event(capture_event(kept, incident.id, now_ns() + unix_offset_ns(), breach.trigger))
