@@ -1,0 +1,112 @@
+"""What is shipped for collectors, Prometheus and Grafana agrees with what is exported."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from inferscope import semconv
+from inferscope.export.otlp.traces import KEEP
+from inferscope.export.prometheus import metric_name
+
+yaml = pytest.importorskip("yaml")
+ASSETS = Path(__file__).parents[2] / "integrations"
+COUNTERS = {semconv.REQUESTS, semconv.ITEMS, semconv.SLO_VIOLATIONS, semconv.PROFILED, semconv.COPY_IO, semconv.CAPTURES}
+COUNTERS |= {semconv.SELF_DROPPED, semconv.SELF_ERRORS, semconv.SELF_OVERHEAD}
+HISTOGRAMS = {name for name in semconv.UNITS if name.endswith((".duration", ".pause"))}
+EXPORTED = {metric_name(name, counter=name in COUNTERS) for name in semconv.UNITS}
+EXPORTED |= {f"{metric_name(name)}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
+LABELS = {value.replace(".", "_") for name, value in vars(semconv).items() if name.startswith("ATTR_")}
+LABELS |= {"error_type", "thread_name", "inferscope_slo_quantile", "job", "instance", "le", "vmrange"}
+
+
+def rules():
+    return [rule for group in yaml.safe_load((ASSETS / "prometheus" / "rules.yaml").read_text())["groups"] for rule in group["rules"]]
+
+
+def dashboard():
+    return json.loads((ASSETS / "grafana" / "inferscope.json").read_text())
+
+
+def expressions():
+    yield from (rule["expr"] for rule in rules())
+    board = dashboard()
+    yield from (target["expr"] for panel in board["panels"] for target in panel["targets"])
+    yield from (variable["definition"] for variable in board["templating"]["list"] if variable["type"] == "query")
+
+
+def grouped(expr):
+    """Labels that an expression groups, joins or selects by."""
+    for listed in re.findall(r"\b(?:by|on|ignoring|without|group_left)\s*\(([^)]*)\)", expr):
+        yield from (label.strip() for label in listed.split(",") if label.strip())
+    yield from re.findall(r"[{,]\s*([a-z_]+)\s*(?:=~|!~|!=|=)", expr)
+
+
+def test_every_metric_in_rules_and_dashboard_is_exported_or_recorded():
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    for expr in expressions():
+        assert set(re.findall(r"inferscope:[a-z0-9_:]+", expr)) <= recorded, expr
+        bare = re.sub(r"inferscope:[a-z0-9_:]+", "", expr)
+        assert set(re.findall(r"\binferscope_[a-z0-9_]+\b", bare)) - LABELS <= EXPORTED, expr
+
+
+def test_every_label_is_one_that_we_set_or_prometheus_does():
+    for expr in expressions():
+        assert set(grouped(expr)) <= LABELS, expr
+    for rule in rules():
+        for text in rule.get("annotations", {}).values():
+            assert set(re.findall(r"\$labels\.([a-z_]+)", text)) <= LABELS
+
+
+def test_alerts_have_two_windows_a_minimum_of_requests_and_an_instruction():
+    burning = [rule for rule in rules() if "Burns" in rule.get("alert", "")]
+    assert len(burning) == 3
+    for rule in burning:
+        assert len(set(re.findall(r"inferscope:slo_burn:rate(\w+)", rule["expr"]))) == 2
+        assert re.search(r"inferscope:slo_requests:rate\w+ \* \d+ > \d+", rule["expr"])
+        assert rule["labels"]["severity"] in {"page", "ticket"}
+        assert "inferscope incidents" in rule["annotations"]["description"]
+
+
+def test_every_quantile_that_an_objective_can_have_has_a_budget():
+    budgets = {
+        float(re.search(r'quantile="([\d.]+)"', rule["expr"])[1]): float(rule["expr"].split("+")[1])
+        for rule in rules() if rule.get("record") == "inferscope:slo_budget:ratio"
+    }  # fmt: skip
+    assert {quantile: pytest.approx(1 - quantile) for quantile in (0.95, 0.99, 0.999)} == budgets
+
+
+def test_parentheses_and_braces_are_balanced():
+    for expr in expressions():
+        for opening, closing in ("()", "{}", "[]"):
+            assert expr.count(opening) == expr.count(closing), expr
+
+
+def test_the_dashboard_is_whole():
+    board = dashboard()
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    variables = {variable["name"] for variable in board["templating"]["list"]}
+    assert set(re.findall(r"\$\{?([a-z]+)\}?", json.dumps(board["panels"]))) <= variables
+    for panel in board["panels"]:
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+        assert [target["refId"] for target in panel["targets"]] == ["A", "B", "C"][: len(panel["targets"])]
+
+
+def test_the_collector_s_pipelines_use_what_is_configured_and_nothing_is_left_over():
+    config = yaml.safe_load((ASSETS / "otel-collector" / "config.yaml").read_text())
+    pipelines = config["service"]["pipelines"]
+    assert set(pipelines) == {"metrics", "logs", "traces"}
+    for kind in ("receivers", "processors", "exporters"):
+        assert {part for pipeline in pipelines.values() for part in pipeline[kind]} == set(config[kind])
+    for pipeline in pipelines.values():
+        assert pipeline["processors"][0] == "memory_limiter"
+
+
+def test_the_collector_keeps_what_inferscope_chose():
+    config = yaml.safe_load((ASSETS / "otel-collector" / "config.yaml").read_text())
+    first = config["processors"]["tail_sampling"]["policies"][0]
+    assert first["type"] == "boolean_attribute"
+    assert first["boolean_attribute"] == {"key": KEEP, "value": True}
