@@ -32,13 +32,8 @@ if TYPE_CHECKING:
     from inferscope.capture.budget import CaptureBudget
     from inferscope.detect.slo import SLO
     from inferscope.record.batch import batch
-    from inferscope.record.core import default as _recorder
+    from inferscope.record.core import attach, lock, request, stage
     from inferscope.types import Incident, Snapshot
-
-    request = _recorder.request
-    stage = _recorder.stage
-    lock = _recorder.lock
-    attach = _recorder.attach
 
 __all__ = [  # noqa: RUF022  (grouped by purpose)
     "configure",
@@ -63,7 +58,7 @@ __all__ = [  # noqa: RUF022  (grouped by purpose)
     "InferscopeError",
 ]
 
-# The hot path is bound methods of the process's recorder: no lookup and no wrapper lies between a call and the core.
+# The hot path is methods of the process's recorder: no lookup and no wrapper lies between a call and the core.
 _HOT = frozenset({"attach", "lock", "request", "stage"})
 _ELSEWHERE = {
     "SLO": "inferscope.detect.slo",
@@ -80,7 +75,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name in _HOT:
-        value = getattr(importlib.import_module("inferscope.record.core").default, name)
+        value = getattr(importlib.import_module("inferscope.record.core"), name)
     else:
         value = getattr(importlib.import_module(_ELSEWHERE.get(name, "inferscope.api")), name)
     globals()[name] = value

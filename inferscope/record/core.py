@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from inferscope.record.fallback import Recorder
 
-__all__ = ["IMPLEMENTATION", "REASON", "Recorder", "default"]
+__all__ = ["IMPLEMENTATION", "REASON", "Recorder", "attach", "default", "lock", "request", "stage"]
 
 
 def _choose() -> tuple[str, str, type[Recorder]]:
@@ -44,3 +44,27 @@ if not TYPE_CHECKING:
 
 default: Final[Recorder] = Recorder()
 """The process's recorder."""
+
+stage = default.stage
+"""`inferscope.stage`."""
+
+request = default.request
+"""`inferscope.request`."""
+
+lock = default.lock
+"""`inferscope.lock`."""
+
+attach = default.attach
+"""`inferscope.attach`."""
+
+if not TYPE_CHECKING:
+    # Methods are nothing that a compiler of graphs could be told to look past.
+    if IMPLEMENTATION == "native":
+        from inferscope.record import compiled
+
+        stage = default.entry(compiled.stage, compiled.traced_stage)
+        request = default.entry(compiled.request, compiled.traced_request)
+    else:
+        from inferscope.record.pure.entry import public
+
+        stage, request = public(default, silent=IMPLEMENTATION == "disabled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from inferscope.record.compiled import recorder_request, recorder_stage, seen_as
 from inferscope.record.pure.noop import NOOP
 from inferscope.record.pure.recorder import Recorder as PureRecorder
 
@@ -34,11 +35,13 @@ class Recorder(PureRecorder):
     def set_edges(self, request_name: str, edges_ns: Sequence[int]) -> None:
         """Nothing to judge."""
 
+    @seen_as(recorder_stage)
     def stage(self, name: str, /) -> Any:
         """The shared no-op, also when `enabled` was set."""
         del name
         return NOOP
 
+    @seen_as(recorder_request)
     def request(self, name: str, /, **_: Any) -> Any:
         """The shared no-op, also when `enabled` was set."""
         del name

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from inferscope.record.compiled import at_home
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -22,8 +24,7 @@ def as_function(timed: Callable[..., Any], function: Callable[..., Any]) -> Call
         function: The method, which has default values.
     """
 
-    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         return timed(*args, **kwargs)
 
-    return call
+    return functools.update_wrapper(at_home(call, function), function)

@@ -381,6 +381,9 @@ static inline int is_carrier(const Request *r) {
     return r->root.def != NULL;
 }
 
+/* entry.c */
+extern PyMethodDef entry_methods[];
+
 /* reader.c */
 extern PyMethodDef reader_methods[];
 

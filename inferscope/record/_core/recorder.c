@@ -385,10 +385,10 @@ PyTypeObject Recorder_Type = {
     .tp_getset = recorder_getset,
 };
 
-/* tp_methods holds one table; methods of reader.c and splice.c are added to the type's dict once it is ready. */
+/* tp_methods holds one table; those of other files are added to the type's dict once it is ready. */
 int recorder_add_reader(void) {
-    PyMethodDef *const tables[] = {reader_methods, splice_methods};
-    for (int t = 0; t < 2; t++) {
+    PyMethodDef *const tables[] = {reader_methods, splice_methods, entry_methods};
+    for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) {
         for (PyMethodDef *m = tables[t]; m->ml_name != NULL; m++) {
             PyObject *descriptor = PyDescr_NewMethod(&Recorder_Type, m);
             int rc = descriptor == NULL ? -1 : PyDict_SetItemString(Recorder_Type.tp_dict, m->ml_name, descriptor);

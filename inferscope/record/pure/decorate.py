@@ -6,6 +6,8 @@ import functools
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from inferscope.record.compiled import at_home, seen_as, traced_opening
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
     from contextlib import AbstractContextManager
@@ -37,7 +39,7 @@ def decorate(function: F, opening: Opening, shared: Shared) -> F:
             return cast(F, type(bound)(decorate(bound.__func__, opening, shared)))
         if isinstance(given, type) or not callable(given):
             return function
-        return cast(F, functools.wraps(given)(_wrapper(given, opening, shared)))
+        return cast(F, functools.wraps(given)(_wrapper(given, seen_as(traced_opening)(opening), shared)))
     except Exception:  # noqa: BLE001 - nothing of ours reaches the application
         shared.failed()
         return function
@@ -58,7 +60,7 @@ def _wrapper(function: Callable[..., Any], opening: Opening, shared: Shared) -> 
         return _async_generator(function, opening, shared)
     if _is(inspect.isgeneratorfunction, function):
         return _generator(function, opening, shared)
-    return _plain(function, opening, shared)
+    return at_home(_plain(function, opening, shared), function)
 
 
 def _plain(function: Callable[..., Any], opening: Opening, shared: Shared) -> Callable[..., Any]:

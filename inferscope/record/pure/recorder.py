@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from inferscope.record.compiled import recorder_request, recorder_stage, seen_as
 from inferscope.record.pure.attach import Attachment
 from inferscope.record.pure.blame import Sites, stage_of
 from inferscope.record.pure.carrier import Carrier
@@ -48,6 +49,7 @@ class Recorder(Shared):
         self.sites = Sites()
         self.lock_holds = True
 
+    @seen_as(recorder_stage)
     def stage(self, name: str, /) -> Span | Noop:
         """A span of a stage: `with recorder.stage("x"):` or `@recorder.stage("x")`."""
         try:
@@ -56,6 +58,7 @@ class Recorder(Shared):
             self.failed()
             return NOOP
 
+    @seen_as(recorder_request)
     def request(
         self,
         name: str,
