@@ -1,7 +1,7 @@
 """Real receivers for tests and benchmarks: found where they are, or unpacked into build/backends; started on 127.0.0.1, ended by whoever started.
 
-VictoriaMetrics comes from INFERSCOPE_VICTORIA_METRICS, the PATH, or Debian's package, which is downloaded and unpacked with an apt state of
-its own (the machine's is not touched) from the mirror that the machine itself is configured with. rotel comes from INFERSCOPE_ROTEL, an
+VictoriaMetrics comes from BACKEND_VICTORIA_METRICS, the PATH, or Debian's package, which is downloaded and unpacked with an apt state of
+its own (the machine's is not touched) from the mirror that the machine itself is configured with. rotel comes from BACKEND_ROTEL, an
 installed package, or its wheel. Nothing is downloaded unless `fetch` says so.
 """
 
@@ -79,7 +79,7 @@ def victoria_metrics(*, fetch, timeout_s=60.0):
         BackendAbsentError: It is not here, and cannot be unpacked in time.
     """
     unpacked = PLACE / "victoria-metrics" / "usr" / "bin" / "victoria-metrics"
-    found = _found("INFERSCOPE_VICTORIA_METRICS", shutil.which("victoria-metrics"), unpacked)
+    found = _found("BACKEND_VICTORIA_METRICS", shutil.which("victoria-metrics"), unpacked)
     if found:
         return found
     if not fetch:
@@ -115,7 +115,7 @@ def rotel(*, fetch, timeout_s=60.0):
     spec = importlib.util.find_spec("rotel")
     installed = Path(spec.origin).parent / "rotel-agent" if spec is not None and spec.origin else None
     unpacked = PLACE / "rotel" / "rotel" / "rotel-agent"
-    found = _found("INFERSCOPE_ROTEL", installed, unpacked)
+    found = _found("BACKEND_ROTEL", installed, unpacked)
     if found:
         return found
     if not fetch:
