@@ -12,6 +12,8 @@ import pytest
 
 from inferscope.device.nvml import NvmlMonitor, uuid_of
 
+pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+
 FIRST, SECOND = (f"GPU-0000000{number}-aaaa-bbbb-cccc-dddddddddddd" for number in (1, 2))
 UTILIZATION, USED, CLOCK, REASONS = range(4)
 NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, LOST, UNKNOWN = 3, 4, 9, 15, 999
