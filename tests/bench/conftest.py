@@ -62,10 +62,20 @@ def command(tmp_path):
     return lambda *words: shlex.join([sys.executable, str(path), "{port}", *map(str, words)])
 
 
+@pytest.fixture(scope="session")
+def write_functions():
+    """Puts the module and a file of inputs into a folder."""
+
+    def write(folder):
+        (folder / "functions.py").write_text(FUNCTIONS)
+        (folder / "inputs.jsonl").write_text("\n".join(json.dumps({"a": index / 20}) for index in range(20)))
+
+    return write
+
+
 @pytest.fixture
-def functions(tmp_path, monkeypatch):
+def functions(tmp_path, monkeypatch, write_functions):
     """A working directory with a module of functions and a file of inputs."""
-    (tmp_path / "functions.py").write_text(FUNCTIONS)
-    (tmp_path / "inputs.jsonl").write_text("\n".join(json.dumps({"a": index / 20}) for index in range(20)))
+    write_functions(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -15,7 +15,7 @@ from inferscope.errors import ConfigurationError
 GATES = parse_gates(compare.GATES)
 
 
-def noisy(seed, pairs=20, slower=1.0, requests=400):
+def noisy(seed, pairs=20, slower=1.0, requests=250):
     """Pairs of blocks of one service on a machine that drifts."""
     rng = np.random.default_rng(seed)
     drift = np.exp(np.cumsum(rng.normal(0, 0.02, pairs)))
@@ -130,7 +130,7 @@ def test_a_gate_that_says_nothing_is_refused(text):
 
 def test_looking_again_and_again_spends_no_more_than_five_percent():
     assert compare.look_level(0, 1) == 0.95
-    assert compare.look_level(0) == 0.96
+    assert compare.look_level(0) == 0.965
     assert sum(1 - compare.look_level(look) for look in range(30)) <= 0.05 + 1e-9
 
 
