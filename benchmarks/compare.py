@@ -4,7 +4,7 @@
 
 The service: 8 ms with lognormal noise, bursts of 5 requests that are 8 ms slower on average (six in a thousand requests), on a machine whose
 speed wanders by 5 % (first-order autoregressive from block to block). 20 pairs of blocks of 1000 requests in the order A B B A, the gates of
-`inferscope ab`. With them the 95 % interval of P99's change is 0.38 wide on the log scale. `--quick` compares fewer; the full run 600.
+`inferscope ab`. With them the 95 % interval of P99's change is 0.38 wide on the log scale. `--quick` compares 200, the full run 600.
 Warm-up: 2000 requests whose latency begins eleven times too high and decays with a constant of 60 requests; cut by MSER-5.
 """
 
@@ -84,7 +84,7 @@ def share(words, metric, wanted):
 
 def rows_of(pool, quick):
     row = _harness.row
-    same, small, large, long = (60, 30, 40, 20) if quick else (600, 100, 600, 200)
+    same, small, large, long = (200, 40, 100, 20) if quick else (600, 100, 600, 200)
     aa = list(pool.map(fixed, [(seed, 1.0) for seed in range(same)], chunksize=5))
     words = [each for each, _ in aa]
     rows = []

@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("base", type=Path, metavar="BASE", help="run of the version that is there")
     parser.add_argument("candidate", type=Path, metavar="CAND", help="run of the candidate")
     parser.add_argument("--gate", type=quantities.checked(compare.parse_gates), default=compare.parse_gates(compare.GATES), metavar="GATES",
-                        help=f"metrics and the difference that does not matter ({compare.GATES})")  # fmt: skip
+                        help=f"metrics and the difference that does not matter ({compare.GATES})".replace("%", "%%"))  # fmt: skip
     parser.add_argument("--vary", action="append", default=[], metavar="NAME", help="this differs on purpose: it is what is compared")
     parser.add_argument("--force", action="store_true", help="compare whatever differs; the output says what")
     parser.add_argument("--md", nargs="?", const="-", metavar="FILE", help="as Markdown")

@@ -339,3 +339,9 @@ def test_changed_evidence_is_not_packed(incident, tmp_path, capsys):
     assert status_of("bundle", incident.path, "-o", target) == 1
     assert "does not verify, so it was not packed: evidence-0-1.json was changed" in capsys.readouterr().err
     assert not target.exists()
+
+
+@pytest.mark.parametrize("verb", ["bench", "compare", "ab", "history", "bundle"])
+def test_every_verb_explains_itself(verb, capsys):
+    assert status_of(verb, "--help") == 0
+    assert "--json" in capsys.readouterr().out
