@@ -2,8 +2,10 @@
 
     record ──▶ aggregate ──Window──▶ detect ──Breach──▶ capture ──▶ diagnose (child process) ──▶ export · report
 
-Five daemon threads: `worker` takes a window a tick and judges it, `export` sends, `capture` writes profiles, evidence and manifests,
-`control` answers operators, `sampler` looks at the threads while an incident is open. A process that forks before it served anything (a preload master) goes dormant and gives its slot back; a forked child wakes with its first request.
+Its daemon threads: `worker` takes a window a tick and judges it, `export` sends, `capture` writes profiles, evidence and manifests,
+`control` answers operators, `sampler` looks at the threads while an incident is open, `harvest` reads device events, `monitor` the driver.
+A process that forks before it served anything (a preload master) goes dormant and gives its slot back; a forked child wakes with its
+first request.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime"]
 
-_PERIODS_S: Final = {"export": 1.0, "capture": 0.2, "control": 0.05}
-_OTHERS: Final = ("export", "capture", "control", "sampler")
+_PERIODS_S: Final = {"export": 1.0, "capture": 0.2, "control": 0.05, "monitor": 1.0}
+_OTHERS: Final = ("export", "capture", "control", "sampler", "harvest", "monitor")
 _NOTHING: Final = bool
 """The last work of loops that have none; `shutdown` itself makes the last delivery, it knows how much time is left."""
 _FORK_WAIT_S: Final = (0.1, 1.0)
@@ -83,7 +85,9 @@ class Runtime:
             "export": (lambda: min(self.settings.export_interval_s, _PERIODS_S["export"]), self._export, _NOTHING),
             "capture": (lambda: _PERIODS_S["capture"], self.rooms.keep, self._last_words),
             "control": (lambda: _PERIODS_S["control"], self.control.serve_once, self.control.close),
-            "sampler": (self.rooms.sampling_period_s, self.rooms.sample, _NOTHING),
+            "sampler": (lambda: self.rooms.host.period_s, self.rooms.host.sample, _NOTHING),
+            "harvest": (lambda: self.rooms.device.period_s, lambda: self.rooms.device.harvest(Pace()), _NOTHING),
+            "monitor": (lambda: _PERIODS_S["monitor"], self.rooms.device.monitor, _NOTHING),
         }
         for name in names:
             arguments = (name, *loops[name], self._stop)

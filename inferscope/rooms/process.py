@@ -19,6 +19,7 @@ from inferscope.capture.request_scoped import RequestScopedCapture
 from inferscope.clock import NS_PER_S
 from inferscope.detect import Trigger, count, edges_by_request
 from inferscope.detect.slo import Counts
+from inferscope.device.room import DeviceRoom
 from inferscope.errors import CaptureRefusedError, ConfigurationError
 from inferscope.host import process
 from inferscope.host.gc import GcPauses
@@ -70,6 +71,7 @@ class Rooms:
         self.outlet = Outlet(settings, self)
         self.exporter = self.outlet.exporter
         self.host = HostWatch(self.gc)
+        self.device = DeviceRoom(recorder)
         self.pod = pod.Pod(pod.Slot(0, None, "", -1))
         self.keeper: IncidentKeeper | None = None
         self.pid = os.getpid()
@@ -87,6 +89,7 @@ class Rooms:
         for request, edges in edges_by_request(self.trigger.slos).items():
             self.recorder.set_edges(request, edges)
         self.gc.start()
+        self.device.start()
         if self.settings.capture and not guard.is_off("capture.hooks"):
             self._listen()
         if self.exporter is not None:
@@ -138,6 +141,8 @@ class Rooms:
             self.keeper.stop()
         self.gc.stop()
         self.host.disarm()
+        with guard.guard("device"):
+            self.device.stop()
         if self.capture is not None:
             with guard.guard("capture"):
                 self.capture.disable(reason)
@@ -167,6 +172,7 @@ class Rooms:
         self.trigger = _trigger(self.settings)
         self.gc.stop()
         self.gc = GcPauses(self.recorder)
+        self.device.after_fork()
         self.capture = None  # it disabled itself; a new one is made when this process serves
         self.recorder.set_hooks()
         self.recorder.armed = False
@@ -259,14 +265,6 @@ class Rooms:
         if self.keeper is not None:
             self.keeper.run_once()
 
-    def sampling_period_s(self) -> float:
-        """Seconds until `sample` is due."""
-        return self.host.period_s
-
-    def sample(self) -> None:
-        """What the sampler thread does while an incident is open: look at every thread once."""
-        self.host.sample()
-
     def mark_ready(self) -> None:
         """End the warm-up, in every worker of the pod."""
         self.trigger.mark_ready()
@@ -302,6 +300,7 @@ class Rooms:
         document["copies"] = integration.copies()
         document["gc"] = self.gc.evidence()
         document["host"] = guard.contained("host", lambda: self.host.evidence(request, from_ns, to_ns), None)
+        document["device"] = guard.contained("device", lambda: self.device.evidence(from_ns, to_ns), document["device"])
         document["process"] = process.facts()
         document["status"] = {"objectives": {name: str(state.phase) for name, state in self.trigger.state.items()}}
         return document
@@ -346,6 +345,7 @@ class Rooms:
             "overhead": cost,
             "problems": list(self.settings.problems),
             "host": self.host.status(),
+            "device": self.device.status(),
             "capture": self.capture.status() if self.capture is not None else "off",
             "export": self.exporter.status() if self.exporter is not None else "off",
             "counters": self.recorder.counters(),

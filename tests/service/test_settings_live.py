@@ -82,7 +82,7 @@ print(json.dumps([off["running"], off["enabled"], on["running"], on["enabled"], 
     )
     off_running, off_enabled, on_running, on_enabled, threads, ours = last(script(source))
     assert (off_running, off_enabled, on_running, on_enabled) == (False, False, True, True)
-    assert (threads, ours) == (6, 5)
+    assert (threads, ours) == (8, 7)
 
 
 def test_parts_are_switched_by_the_environment(script):
@@ -155,7 +155,7 @@ print(json.dumps([raised, before["instance_id"] == after["instance_id"], after["
     )
     raised, same, service, threads, objectives, flushed = last(script(source))
     assert raised
-    assert (same, service, threads, objectives, flushed) == (True, "good", [True] * 5, True, True)
+    assert (same, service, threads, objectives, flushed) == (True, "good", [True] * 7, True, True)
 
 
 STARTS = (
