@@ -29,7 +29,7 @@ from inferscope.export import ExportBatch, Exporter, Total
 from inferscope.export.otlp.buckets import exponential, hdr_bounds
 from inferscope.export.otlp.metrics import SeriesBuilder, encode
 from inferscope.testing.receiver import OtlpReceiver, merge, percentile
-from inferscope.types import Distribution
+from inferscope.types import ClassKey, Column, Distribution, Reason, RequestRecord, SpanRecord
 
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
 SAMPLES = {
@@ -73,6 +73,36 @@ def batch(series, rng, tick):
         found.append(distribution(sample(names[i % len(names)], rng, 2000) + tick, kind, labels))
     totals = tuple(Total("inferscope.requests", tick * 1000 + i, (("inferscope.request", f"request{i}"),)) for i in range(series // 10))
     return ExportBatch(tuple(found), totals, 1, 1_700_000_000_000_000_000 + tick * 10**10, {"service.name": "bench"})
+
+
+COLUMNS = (Column("unattributed", "unattributed"), Column("other", "other"), *(Column("stage", f"stage{i}") for i in range(12)))
+
+
+def slow_requests(tick):
+    """The most that one export sends as spans: 64 requests of 12 stages each."""
+    spans = tuple(SpanRecord(2 + i, i * 1000, i * 1000 + 900, i - 1, 7, 0, 0) for i in range(12))
+    vector, key = (100, 0, *([2_500_000] * 12)), ClassKey("request0", None, None)
+    return [
+        RequestRecord(
+            tick * 1000 + i,
+            key,
+            i,
+            30_000_100 + i,
+            9,
+            Reason.BREACH,
+            7,
+            None,
+            1,
+            None,
+            None,
+            None,
+            None,
+            truncated=False,
+            vector=vector,
+            spans=spans,
+        )
+        for i in range(64)
+    ]
 
 
 class Heartbeat:
@@ -128,7 +158,7 @@ def upper_bound(values, rng):
     return float(np.quantile(np.median(rng.choice(values, (2000, len(values))), axis=1), 0.95))
 
 
-def holds(series, cycles, url):
+def holds(series, cycles, url, traced=None):
     """Longest hold of each export and of the model thread that ran beside it, in interleaved pairs, and the CPU time of one export."""
     rng = np.random.default_rng(series)
     batches = [batch(series, rng, tick) for tick in range(1, 9)]
@@ -141,6 +171,8 @@ def holds(series, cycles, url):
             begun = time.thread_time_ns()
             position[0] += 1
             chosen = batches[position[0] % len(batches)]
+            if traced:
+                exporter.retain(traced, COLUMNS)
             exporter.offer(ExportBatch(chosen.distributions, chosen.totals, position[0], chosen.now_unix_ns, chosen.resource))
             exporter.run_once()
             cpu.append((time.thread_time_ns() - begun) / 1e6)
@@ -235,8 +267,12 @@ def measure(quick):
     child = subprocess.Popen([sys.executable, "-c", RECEIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         url = child.stdout.readline().strip()
-        for series, cycles, limit in ((100, 40 if quick else 200, 1.0), (500, 16 if quick else 80, 1.0)):
-            pairs, cpu = holds(series, cycles, url)
+        for series, cycles, limit, traced in (
+            (100, 40 if quick else 200, 1.0, None),
+            (500, 16 if quick else 80, 1.0, None),
+            (100, 16 if quick else 80, 1.0, slow_requests(1)),
+        ):
+            pairs, cpu = holds(series, cycles, url, traced)
             excess = [export - model for export, model in pairs]
             bound = upper_bound(excess, np.random.default_rng(2))
             note = (
@@ -245,7 +281,7 @@ def measure(quick):
             )
             rows.append(
                 row(
-                    f"interpreter hold beyond 0.1 ms slices, {series} series",
+                    f"interpreter hold beyond 0.1 ms slices, {series} series" + (", 64 traces" if traced else ""),
                     statistics.median(excess),
                     "ms",
                     f"<= {limit:g} ms",

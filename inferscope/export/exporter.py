@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from inferscope.export.otlp.logs import Event
     from inferscope.export.otlp.series import Exemplar, Scalar, Series
     from inferscope.export.otlp.target import Target
-    from inferscope.export.otlp.traces import TraceSpan
     from inferscope.types import Column, RequestRecord
 
 __all__ = ["EVENT_LIMIT", "Exporter"]
@@ -180,24 +179,26 @@ class Exporter:
         batch, self._batch = self._batch, None
         slices = Slices()
         series: tuple[Series, ...] = ()
-        spans: list[TraceSpan] = []
+        traces: list[bytes] = []
         if batch is not None:
             self._resource = batch.resource
-            spans, exemplars = self._take_samples(slices)
+            traces, exemplars = self._take_samples(slices)
+            slices.rest()
             series = self._builder.build(batch, slices, exemplars)
             series += self._own_series(batch, slices)
             slices.rest()
         with guard("export.keep"), self._files:
-            self._keep(series, spans, slices)
+            self._keep(series, traces, slices)
         delivered = self._send_events(deadline, force=force)
         if batch is not None:
             self._undelivered = not self._send_metrics(series, batch, deadline, slices, force=force)
-        delivered = self._send_traces(deadline, slices, force=force) and delivered
+            slices.rest()
+        delivered = self._send_traces(deadline, force=force) and delivered
         return delivered and not self._undelivered
 
-    def _take_samples(self, slices: Slices) -> tuple[list[TraceSpan], dict[tuple[str, ...], tuple[Exemplar, ...]]]:
+    def _take_samples(self, slices: Slices) -> tuple[list[bytes], dict[tuple[str, ...], tuple[Exemplar, ...]]]:
         sends = "traces" in self._senders
-        return self._samples.take(slices, send=sends, shown=sends or not self._senders)
+        return self._samples.take(self._resource, slices, send=sends, shown=sends or not self._senders)
 
     def _own_series(self, batch: ExportBatch, slices: Slices) -> tuple[Series, ...]:
         lost = {
@@ -216,7 +217,7 @@ class Exporter:
         own = ExportBatch((), tuple(totals), batch.start_unix_ns, batch.now_unix_ns, batch.resource)
         return self._builder.build(own, slices)
 
-    def _keep(self, series: tuple[Series, ...], spans: Sequence[TraceSpan], slices: Slices) -> None:
+    def _keep(self, series: tuple[Series, ...], traces: Sequence[bytes], slices: Slices) -> None:
         events: list[Event] = []
         while self._unkept:
             events.append(self._unkept.popleft())
@@ -230,8 +231,8 @@ class Exporter:
             self._store.add((), events)
         if events:
             self._rings["logs"].append(jsonlines.logs_line(events, self._resource))
-        if spans:
-            self._rings["traces"].append(jsonlines.traces_pieces(spans, self._resource, slices))
+        if traces:
+            self._rings["traces"].append(traces)
 
     def _send_events(self, deadline: float, *, force: bool) -> bool:
         sender = self._senders.get("logs")
@@ -249,12 +250,12 @@ class Exporter:
             self._events.extendleft(reversed(events))
         return outcome is Outcome.SENT
 
-    def _send_traces(self, deadline: float, slices: Slices, *, force: bool) -> bool:
+    def _send_traces(self, deadline: float, *, force: bool) -> bool:
         sender = self._senders.get("traces")
         if sender is None or not self._samples.waiting:
             return True
         with guard("export.traces"):
-            return self._samples.deliver(sender, self._resource, slices, lambda: deadline - time.monotonic(), force=force)
+            return self._samples.deliver(sender, self._resource, lambda: deadline - time.monotonic(), force=force)
         return False
 
     def _send_metrics(self, series: tuple[Series, ...], batch: ExportBatch, deadline: float, slices: Slices, *, force: bool) -> bool:

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from inferscope.clock import unix_offset_ns
+from inferscope.export.otlp import jsonlines
 from inferscope.export.otlp.exemplars import Exemplars
 from inferscope.export.otlp.traces import REQUEST_LIMIT, Identity, Selection, request_spans
 from inferscope.export.otlp.transport import Outcome
@@ -40,7 +41,7 @@ class Samples:
         self._lock = threading.Lock()
         self._columns: Sequence[Column] = ()
         self._sites: Mapping[int, str] = {}
-        self._waiting: collections.deque[tuple[TraceSpan, ...]] = collections.deque()
+        self._waiting: collections.deque[bytes] = collections.deque()
         self.dropped: collections.Counter[str] = collections.Counter()
         self.sent = 0
 
@@ -58,10 +59,16 @@ class Samples:
         self._selection.offer(records)
         self._exemplars.offer(records)
 
-    def take(self, slices: Slices, *, send: bool, shown: bool) -> tuple[list[TraceSpan], dict[tuple[str, ...], tuple[Exemplar, ...]]]:
-        """Spans and exemplars of the time since the last call.
+    def take(
+        self, resource: Mapping[str, Scalar], slices: Slices, *, send: bool, shown: bool
+    ) -> tuple[list[bytes], dict[tuple[str, ...], tuple[Exemplar, ...]]]:
+        """The requests of the time since the last call as a line for the ring, and exemplars.
+
+        Spans live as objects for one request at a time: keeping those of 64 requests until they are sent, and freeing them in one go, would
+        hold the interpreter for a millisecond and feed the garbage collector.
 
         Args:
+            resource: Resource attributes.
             slices: Where to yield.
             send: Keep the spans for `deliver`.
             shown: Whether our spans can be looked up where the exemplars go, so that an exemplar may name one.
@@ -70,39 +77,46 @@ class Samples:
             columns, sites = self._columns, self._sites
         offset_ns = unix_offset_ns()
         sampled: set[int] = set()
-        spans: list[TraceSpan] = []
+        texts: list[bytes] = []
         for record in self._selection.take():
             with guard("export.traces"):
-                made = request_spans(record, columns, self._identity, offset_ns, sites)
-                sampled.add(record.id)
-                spans += made
+                spans = request_spans(record, columns, self._identity, offset_ns, sites)
+                slices.step()
+                texts += jsonlines.span_pieces(spans, slices)
                 if send:
-                    self._waiting.append(made)
-            slices.step()
+                    self._encode(spans, slices)
+                sampled.add(record.id)
         while len(self._waiting) > WAITING_LIMIT:
             self._waiting.popleft()
             self.dropped["trace"] += 1
-        return spans, self._exemplars.take(self._identity, offset_ns, sampled if shown else ())
+        line = jsonlines.traces_pieces(texts, resource) if texts else []
+        return line, self._exemplars.take(self._identity, offset_ns, sampled if shown else ())
 
-    def deliver(self, sender: Sender, resource: Mapping[str, Scalar], slices: Slices, left_s: Callable[[], float], *, force: bool) -> bool:
+    def _encode(self, spans: Sequence[TraceSpan], slices: Slices) -> None:
+        from inferscope.export.otlp import protobuf
+
+        encoded: list[bytes] = []
+        for item in spans:
+            encoded.append(protobuf.span(item))
+            slices.step()
+        self._waiting.append(b"".join(encoded))
+
+    def deliver(self, sender: Sender, resource: Mapping[str, Scalar], left_s: Callable[[], float], *, force: bool) -> bool:
         """Send what waits, at most `REQUEST_LIMIT` requests at a time; True when nothing waits any more."""
         from inferscope.export.otlp import protobuf
 
         while self._waiting:
             if not (force or sender.breaker.allows()):
                 return False
-            chosen = [self._waiting[i] for i in range(min(REQUEST_LIMIT, len(self._waiting)))]
-            encoded: list[bytes] = []
-            for item in (span for spans in chosen for span in spans):
-                encoded.append(protobuf.span(item))
-                slices.step()
-            outcome = sender.send(protobuf.traces_request(encoded, resource), left_s(), force=force)
+            count = min(REQUEST_LIMIT, len(self._waiting))
+            payload = protobuf.traces_request([self._waiting[i] for i in range(count)], resource)
+            outcome = sender.send(payload, left_s(), force=force)
             if outcome not in {Outcome.SENT, Outcome.REJECTED}:
                 return False
-            for _ in chosen:
+            for _ in range(count):
                 self._waiting.popleft()
             if outcome is Outcome.REJECTED:
-                self.dropped["trace_rejected"] += len(chosen)
+                self.dropped["trace_rejected"] += count
                 return False
-            self.sent += len(chosen)
+            self.sent += count
         return True

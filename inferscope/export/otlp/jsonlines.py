@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from inferscope.export.otlp.series import Exemplar, Series
     from inferscope.export.otlp.traces import TraceSpan
 
-__all__ = ["logs_line", "metrics_line", "metrics_pieces", "traces_pieces"]
+__all__ = ["logs_line", "metrics_line", "metrics_pieces", "span_pieces", "traces_pieces"]
 
 
 def metrics_line(series: Iterable[Series], resource: Mapping[str, Any], temporality: int = CUMULATIVE, slices: Slices | None = None) -> str:
@@ -63,16 +63,23 @@ def logs_line(events: Iterable[Event], resource: Mapping[str, Any]) -> str:
     )
 
 
-def traces_pieces(spans: Iterable[TraceSpan], resource: Mapping[str, Any], slices: Slices | None = None) -> list[bytes]:
-    """An ExportTraceServiceRequest on one line, without the newline, in pieces."""
+def span_pieces(spans: Iterable[TraceSpan], slices: Slices | None = None) -> list[bytes]:
+    """Spans, one by one."""
     slices = slices or Slices()
+    pieces: list[bytes] = []
+    for item in spans:
+        pieces.append(_span(item).encode())
+        slices.step()
+    return pieces
+
+
+def traces_pieces(spans: Iterable[bytes], resource: Mapping[str, Any]) -> list[bytes]:
+    """An ExportTraceServiceRequest around `span_pieces`, on one line without the newline, in pieces."""
     pieces = [
         f'{{"resourceSpans":[{{"resource":{_resource(resource)},"scopeSpans":[{{"scope":{{"name":"{semconv.SCOPE}"}},"spans":['.encode()
     ]
     for item in spans:
-        text = _span(item)
-        pieces.append((text if len(pieces) == 1 else f",{text}").encode())
-        slices.step()
+        pieces += (item,) if len(pieces) == 1 else (b",", item)
     pieces.append(b"]}]}]}")
     return pieces
 

@@ -230,12 +230,12 @@ def span(item: TraceSpan) -> bytes:
     return _wrap(trace_pb2.ScopeSpans.SPANS_FIELD_NUMBER, body.SerializeToString())
 
 
-def traces_request(spans: Iterable[bytes], resource: Mapping[str, Any]) -> bytes:
+def traces_request(spans: Sequence[bytes], resource: Mapping[str, Any]) -> bytes:
     """A serialized ExportTraceServiceRequest around serialized spans."""
-    scope = trace_pb2.ScopeSpans(scope=InstrumentationScope(name=semconv.SCOPE)).SerializeToString() + b"".join(spans)
+    scope = trace_pb2.ScopeSpans(scope=InstrumentationScope(name=semconv.SCOPE)).SerializeToString()
     outer = trace_pb2.ResourceSpans(resource=_resource(resource)).SerializeToString()
-    outer += _wrap(trace_pb2.ResourceSpans.SCOPE_SPANS_FIELD_NUMBER, scope)
-    return _wrap(ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER, outer)
+    inside = [outer, *_wrapped(trace_pb2.ResourceSpans.SCOPE_SPANS_FIELD_NUMBER, [scope, *spans])]
+    return b"".join(_wrapped(ExportTraceServiceRequest.RESOURCE_SPANS_FIELD_NUMBER, inside))
 
 
 _REQUESTS: Final = {"metrics": ExportMetricsServiceRequest, "logs": ExportLogsServiceRequest, "traces": ExportTraceServiceRequest}
