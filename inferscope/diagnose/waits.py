@@ -142,7 +142,11 @@ class _Join:
             if found is None:
                 continue
             parts, rows = found
-            parts[2] = max(0.0, parts[2] - stopped.get(column, 0.0))
+            left = stopped.get(column, 0.0)
+            for part in (2, 1):  # a stopped thread waits for the interpreter, and for a CPU each time it wakes to ask for it
+                taken = min(left, float(parts[part]))
+                parts[part] -= taken
+                left -= taken
             spread = own / own.sum() if column < 0 else None
             if spread is not None:
                 pool.known[: len(own)] += weight * scale * np.outer(spread, parts)

@@ -17,6 +17,7 @@ from inferscope.types import Breach, CaptureSummary, Finding
 
 MS = 1_000_000
 S = 1_000_000_000
+IN_PREPROCESS = (0, 0, 40 * MS, 0, 5 * MS)
 
 
 def diagnosed(service, document):
@@ -69,12 +70,12 @@ def test_sizes_explain_a_slow_stage_and_it_steps_down(service):
     requests = service.simulate(60, 200, seed=4, copy_rate=0, lock_rate=0)
     requests.vectors[requests.start % (2 * 10**9) < 10**8, 2] += 40 * MS
     document = service.evidence(requests, [20 * MS], keep=16)
-    kept = [request(n, 45, size=30 + n) for n in range(20)] + [request(100 + n, 8, size=1 + n % 5) for n in range(40)]
+    kept = [request(n, 45, size=30 + n, vector=IN_PREPROCESS) for n in range(20)] + [request(100 + n, 8, size=1 + n % 5) for n in range(40)]
     incident = diagnose(Breach(**service.breach()), [host(document, requests=kept)])
     assert [(f.id, f.severity) for f in incident.findings[:2]] == [("INPUT_SIZE", "high"), ("STAGE_SLOW", "medium")]
-    same = [request(n, 45, size=3) for n in range(20)] + [request(100 + n, 8, size=1 + n % 5) for n in range(40)]
+    same = [request(n, 45, size=3, vector=IN_PREPROCESS) for n in range(20)] + [request(100 + n, 8, size=1 + n % 5) for n in range(40)]
     assert "INPUT_SIZE" not in diagnosed(service, host(document, requests=same))
-    unknown = [request(n, 45, size=None) for n in range(60)]
+    unknown = [request(n, 45, size=None, vector=IN_PREPROCESS) for n in range(60)]
     assert "INPUT_SIZE" not in diagnosed(service, host(document, requests=unknown))
 
 

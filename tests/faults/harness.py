@@ -81,7 +81,8 @@ def spin(milliseconds: float) -> None:
         sum(range(50))
 
 
-def _raise_priority() -> bool:
+def raise_priority() -> bool:
+    """Whether this process, and those that it starts from now on, got a higher priority."""
     try:
         os.setsid()  # sessions are scheduled as groups, and priorities count within one
     except OSError:
@@ -184,7 +185,6 @@ def _arrive(service: Service, arrivals: queue.SimpleQueue[Arrival | None], begin
 
 def run(service: Service) -> dict[str, Any]:
     """Serve for `service.seconds`, then diagnose; returns the findings and figures of the run as JSON types."""
-    raised = _raise_priority()
     watched, arrivals = Watched(service), queue.SimpleQueue()
     watched.start()
     threads = [threading.Thread(target=_serve, args=(service, arrivals), name=f"serve-{n}", daemon=True) for n in range(service.workers)]
@@ -208,7 +208,7 @@ def run(service: Service) -> dict[str, Any]:
     document = watched.evidence()
     for action in service.cleanup:
         action()
-    return {"raised": raised, "cpu": round(used / service.seconds, 3), **_diagnosed(service, document)}
+    return {"cpu": round(used / service.seconds, 3), **_diagnosed(service, document)}
 
 
 def _diagnosed(service: Service, document: dict[str, Any]) -> dict[str, Any]:

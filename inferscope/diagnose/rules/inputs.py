@@ -27,12 +27,18 @@ _FAILED: Final = 0.20
 
 
 def input_size(context: Context) -> Iterable[Finding]:
-    """INPUT_SIZE: slow requests are the large ones."""
+    """INPUT_SIZE: requests that are slow in a stage or copy are the large ones."""
     (slow, amounts), (ordinary, others) = context.kept(slow=True), context.kept(slow=False)
-    sizes, weights_ = _sizes(slow, amounts)
-    usual, usual_weights = _sizes(ordinary, others)
     shares = [share for kind in ("stage", "device", "copy") for share in context.shares(kind)]
-    if len(sizes) < _FEW or len(usual) < _FEW or not shares:
+    share = max(shares, key=lambda share: share.share, default=None)
+    if share is None:
+        return
+    column = context.horizon.labels.index(share.name)
+    # of the slow ones, those that lost their time there: others may be slow for another reason
+    there = [column < len(r.vector) and r.vector[column] >= 0.5 * r.vector.max() for r in slow]
+    sizes, weights_ = _sizes([r for r, chosen in zip(slow, there, strict=True) if chosen], amounts[there])
+    usual, usual_weights = _sizes(ordinary, others)
+    if len(sizes) < _FEW or len(usual) < _FEW:
         return
     larger = sum(
         w * float(usual_weights[usual < size].sum() + 0.5 * usual_weights[usual == size].sum())
@@ -42,7 +48,6 @@ def input_size(context: Context) -> Iterable[Finding]:
     typical, large = float(np.median(usual)), float(np.median(sizes))
     if probability < _ORDERED or large < _RATIO * typical:
         return
-    share = max(shares, key=lambda share: share.share)
     severity, confidence = grade(context, share)
     yield Finding(
         id="INPUT_SIZE",
@@ -50,7 +55,7 @@ def input_size(context: Context) -> Iterable[Finding]:
         severity=severity,
         confidence=confidence,
         where=share.name,
-        claim=f"Slow requests are large ones: median size {large:g} against {typical:g}; their excess lies in {share.name}.",
+        claim=f"Requests that are slow in {share.name} are large ones: median size {large:.3g} against {typical:.3g} of ordinary ones.",
         evidence=(
             share_evidence(share),
             Evidence("probability that a slow request is larger than an ordinary one", round(probability, 3), ""),
