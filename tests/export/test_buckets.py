@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,8 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferscope.export.otlp.buckets import SCALES, combine, explicit, exponential, exponential_index, hdr_bounds, objective_bounds
-from inferscope.testing.receiver import merge, percentile
+from inferscope.export.otlp.buckets import (
+    SCALES,
+    combine,
+    explicit,
+    exponential,
+    exponential_index,
+    hdr_bounds,
+    merge,
+    objective_bounds,
+    quantile,
+    rescale,
+)
+from inferscope.testing.receiver import percentile
 from inferscope.types import Distribution
 
 LAYOUTS = {"request": (3, 1000, 18432), "stage": (2, 1, 3840)}
@@ -134,9 +146,9 @@ SAMPLES = {
 def test_percentiles_are_within_half_a_bucket(name):
     values = np.clip(SAMPLES[name](np.random.default_rng(3), 100_000), 2_000, 59e9).astype(np.int64)
     found = exponential(counted(values), 5)
-    for quantile in (0.5, 0.95, 0.99, 0.999):
-        exact = float(np.quantile(values, quantile)) / 1e9
-        assert percentile(found, quantile) == pytest.approx(exact, rel=0.012)
+    for q in (0.5, 0.95, 0.99, 0.999):
+        exact = float(np.quantile(values, q)) / 1e9
+        assert percentile(found, q) == pytest.approx(exact, rel=0.012)
 
 
 def test_three_replicas_of_different_shape_merge_exactly():
@@ -145,8 +157,8 @@ def test_three_replicas_of_different_shape_merge_exactly():
     merged = merge(exponential(counted(part), 5) for part in parts)
     whole = np.concatenate(parts)
     assert merged.counts.tolist() == exponential(counted(whole), 5).counts.tolist()
-    for quantile in (0.5, 0.95, 0.99, 0.999):
-        assert percentile(merged, quantile) == pytest.approx(float(np.quantile(whole, quantile)) / 1e9, rel=0.012)
+    for q in (0.5, 0.95, 0.99, 0.999):
+        assert percentile(merged, q) == pytest.approx(float(np.quantile(whole, q)) / 1e9, rel=0.012)
 
 
 def test_explicit_buckets_have_an_edge_at_the_objective():
@@ -157,3 +169,50 @@ def test_explicit_buckets_have_an_edge_at_the_objective():
     found = explicit(counted(values), bounds)
     assert found.counts[bounds.index(0.02) + 1 :].sum() == 5
     assert found.count == 100 == found.counts.sum()
+
+
+@pytest.mark.parametrize("scale", [3, 4, 5])
+def test_a_coarser_form_is_what_the_coarser_scale_would_have_counted(make, scale):
+    values = np.random.default_rng(21).lognormal(15, 2, 20_000).astype(np.int64)
+    source = make.distribution(np.clip(values, 1000, 59_000_000_000))
+    fine, direct = exponential(source, 7), exponential(source, scale)
+    coarse = rescale(fine, scale)
+    assert (coarse.offset, coarse.scale, coarse.count) == (direct.offset, scale, direct.count)
+    np.testing.assert_array_equal(coarse.counts, direct.counts)
+    with pytest.raises(ValueError, match="no form at scale"):
+        rescale(coarse, scale + 1)
+
+
+def test_points_of_several_scales_merge_at_the_coarsest_and_lose_nothing(make):
+    parts = [np.random.default_rng(seed).lognormal(16, 0.5, 5_000).astype(np.int64) for seed in range(3)]
+    merged = merge(exponential(make.distribution(part), scale) for part, scale in zip(parts, (5, 3, 4), strict=True))
+    assert (merged.scale, merged.count) == (3, 15_000)
+    assert int(merged.counts.sum()) + merged.zero_count == 15_000
+    exact = np.quantile(np.concatenate(parts), 0.99) / 1e9
+    assert quantile(merged, 0.99) == pytest.approx(exact, rel=0.044)
+
+
+def test_explicit_points_merge_only_with_their_own_bounds(make):
+    source = make.distribution([9_000_000] * 10)
+    with pytest.raises(ValueError, match="do not add"):
+        merge([explicit(source, (0.01, 0.02)), explicit(source, (0.01, 0.03))])
+    with pytest.raises(ValueError, match="do not add"):
+        merge([explicit(source, (0.01, 0.02)), exponential(source, 5)])
+    with pytest.raises(ValueError, match="no points"):
+        merge([])
+
+
+def test_quantiles_of_explicit_buckets_are_interpolated_between_bounds(make):
+    point = replace(explicit(make.distribution([5_000_000] * 50 + [15_000_000] * 50), (0.01, 0.02)), low=None, high=None)
+    assert quantile(point, 0.25) == pytest.approx(0.005)
+    assert quantile(point, 0.75) == pytest.approx(0.015)
+    above = replace(explicit(make.distribution([90_000_000]), (0.01, 0.02)), low=None, high=None)
+    assert quantile(above, 0.5) == 0.02, "above all bounds nothing better is known than the last bound"
+
+
+@pytest.mark.parametrize("q", [0.0, 0.001, 0.5, 0.99, 1.0])
+def test_quantiles_stay_between_the_extremes_and_empty_points_have_none(make, q):
+    point = exponential(make.distribution([3_000_000, 9_000_000, 46_000_000]), 5)
+    assert point.low <= quantile(point, q) <= point.high
+    assert quantile(exponential(make.distribution([]), 5), q) is None
+    assert quantile(exponential(make.distribution([1]), 5), q) <= 512e-9, "the zero bucket"
