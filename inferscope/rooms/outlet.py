@@ -12,11 +12,12 @@ from inferscope.export import ExportBatch, Exporter, Objective, Total, breach_ev
 from inferscope.host.resource import resource
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from inferscope.rooms.process import Rooms
     from inferscope.settings import Settings
-    from inferscope.types import Breach
+    from inferscope.types import Breach, LockSite, Window
 
 __all__ = ["Outlet"]
 
@@ -49,6 +50,11 @@ class Outlet:
         """Totals count from now on: at start and in a forked child."""
         self._start_unix_ns = now_ns() + unix_offset_ns()
         self._exported_ns = 0
+
+    def retain(self, window: Window, lock_sites: Iterable[LockSite]) -> None:
+        """Hand over the window's retained requests, from which spans and exemplars are made later."""
+        if self.exporter is not None and window.records:
+            self.exporter.retain(window.records, window.columns, {site.site_id: site.site for site in lock_sites})
 
     def export(self, timeout_s: float, *, force: bool) -> bool:
         """Send what is due; `force` sends although the interval is not over. Returns whether all of it was delivered."""

@@ -196,6 +196,8 @@ class Rooms:
         breathe()
         guard.contained("host", lambda: self.host.tick(moment_ns, window.records, self.aggregator.lock_sites()), None)
         breathe()
+        guard.contained("export", lambda: self.outlet.retain(window, self.aggregator.lock_sites()), None)
+        breathe()
         breach = guard.contained("detect", lambda: self._judge(window, moment_ns), None)
         breathe()
         keeper = self.keeper
