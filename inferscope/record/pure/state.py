@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from contextvars import ContextVar
@@ -43,7 +44,27 @@ class Counters:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-class ThreadState(threading.local):
+def _local() -> type[threading.local]:
+    """`threading.local` of threads, also where gevent or eventlet made the name one of greenlets."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    found = threading.local
+    try:
+        if gevent is not None:
+            found = gevent.get_original("threading", "local")
+        elif eventlet is not None:
+            found = eventlet.original("threading").local
+    except Exception:  # noqa: BLE001 - half imported, say
+        return threading.local
+    return found
+
+
+if TYPE_CHECKING:
+    _Local = threading.local
+else:
+    _Local = _local()
+
+
+class ThreadState(_Local):
     """What a recorder knows about the calling thread."""
 
     def __init__(self) -> None:
