@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.clock import now_ns
-from inferscope.host.scheduling import Reader, Schedstat, ThreadTimes
+from inferscope.host.scheduling import Reader, Schedstat, ThreadTimes, parse
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -42,6 +42,7 @@ _ROWS: Final = 200_000
 """Intervals kept in all; then sampling stops taking new ones."""
 _THREADS: Final = 64
 _SITES: Final = 16
+_SHORT_NS: Final = 1_000_000
 _LOGGING: Final = "/logging/__init__.py"
 _DEPTH: Final = 32
 _MEET_NS: Final = 100_000_000
@@ -118,7 +119,7 @@ def _unavailable() -> str | None:
 class _Thread:
     """One sampled thread: its descriptor, last totals and intervals."""
 
-    __slots__ = ("at", "file", "ident", "last_ns", "name", "rows", "state", "times")
+    __slots__ = ("at", "file", "ident", "last_ns", "name", "rows", "state", "text", "times")
 
     def __init__(self, file: int, times: ThreadTimes, now: int) -> None:
         self.file, self.times, self.last_ns = file, times, now
@@ -126,6 +127,7 @@ class _Thread:
         self.ident: int | None = None
         self.state = RUNNING
         self.at: tuple[str, str] | None = None
+        self.text = b""
         self.rows = array("I")
 
     def meet(self, thread: threading.Thread | None) -> None:
@@ -183,23 +185,34 @@ class Sampler:
             self._met_ns = moment
             self._meet(moment)
         self.samples += 1
-        self.last_ns = moment
+        before, self.last_ns = self.last_ns, moment
         seen: list[tuple[_Thread, int, ThreadTimes]] = []
+        waiting = 0
         for thread, held in list(self._threads.items()):
-            times = self._schedstat.read(thread)
-            if times is None:
+            text = self._schedstat.raw(thread)
+            if text is None:
                 self._retire(thread, held)
-            elif times == held.times and held.state != RUNNING and held.rows:
-                seen.append((held, held.state, times))  # it never ran, so it waits where it waited
+            elif text == held.text and held.state != RUNNING:
+                waiting += held.state == GIL  # it never ran, so it waits where it waited: noted when it moves
             else:
-                seen.append((held, self._look(held), times))
+                held.text = text
+                self._catch_up(held, before)
+                seen.append((held, self._look(held), parse(text)))
         if self.sites:
             self._locate(seen)
         forced = _holder(seen) if late > _FORCED_NS else None
-        waiting = sum(state == GIL and held is not forced for held, state, _ in seen)
+        waiting += sum(state == GIL and held is not forced for held, state, _ in seen)
         for held, state, times in seen:
             end = now_ns() if moment_ns is None else moment
             self._note(held, RUNNING if held is forced else state, times, end, others_wait=waiting > 0)
+
+    def _catch_up(self, held: _Thread, until: int) -> None:
+        """Note the time up to an earlier sample in which a thread only waited."""
+        if held.state == RUNNING or until - held.last_ns < _SHORT_NS:
+            return
+        if held.at is not None:
+            self.sites[held.at][2 + held.state] += (until - held.last_ns) // 1000
+        self._note(held, held.state, held.times, until, others_wait=False)
 
     def look_for(self, sites: Iterable[str]) -> None:
         """Say what threads do while they are in these functions, `function (file:line)`: where locks are held that others wait for."""
@@ -211,9 +224,8 @@ class Sampler:
 
     def _locate(self, seen: list[tuple[_Thread, int, ThreadTimes]]) -> None:
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  (as locks find their holders)
-        for held in self._threads.values():
-            held.at = _found(frames.get(held.ident or 0), self.sites)
         for held, state, times in seen:
+            held.at = _found(frames.get(held.ident or 0), self.sites)
             if held.at is None:
                 continue
             length, cpu, delay = self.last_ns - held.last_ns, times.cpu_ns - held.times.cpu_ns, times.delay_ns - held.times.delay_ns
@@ -247,14 +259,9 @@ class Sampler:
         cpu, delay = times.cpu_ns - held.times.cpu_ns, times.delay_ns - held.times.delay_ns
         # a thread that was seen computing names its blocked time by where it waited before, or by what other computing threads wait for
         named = state or held.state or (GIL if others_wait and held.name is not None else RUNNING)
-        rows = held.rows
-        if not cpu and not delay and rows and rows[-1] & 7 == named and not rows[-2] and not rows[-3]:
-            rows[-4] = (end - self.first_ns) // 1000  # it goes on waiting: one long interval
-            rows[-1] = min(((rows[-1] >> 3) + length // 1000) << 3 | named, 0xFFFFFFFF)
-        elif self._rows < _ROWS:
+        if self._rows < _ROWS:
             self._rows += 1
-            micros = ((end - self.first_ns) // 1000, cpu // 1000, delay // 1000, (length // 1000) << 3 | named)
-            rows.extend(min(max(value, 0), 0xFFFFFFFF) for value in micros)
+            held.rows.extend(_row(end - self.first_ns, cpu, delay, length, named))
         else:
             self.dropped += 1
         held.times, held.last_ns, held.state = times, end, state
@@ -279,6 +286,7 @@ class Sampler:
 
     def _retire(self, thread: int, held: _Thread) -> None:
         self._threads.pop(thread, None)
+        self._catch_up(held, self.last_ns)
         with suppress(OSError):
             os.close(held.file)
         if held.rows:
@@ -292,7 +300,13 @@ class Sampler:
                 found[thread][1].extend(held.rows)
             else:
                 found[thread] = held.name, array("I", held.rows)
+            if held.state != RUNNING and self.last_ns - held.last_ns >= _SHORT_NS:  # it still waits
+                found[thread][1].extend(_row(self.last_ns - self.first_ns, 0, 0, self.last_ns - held.last_ns, held.state))
         return found
+
+
+def _row(end_ns: int, cpu_ns: int, delay_ns: int, length_ns: int, state: int) -> tuple[int, int, int, int]:
+    return (end_ns // 1000, max(cpu_ns, 0) // 1000, max(delay_ns, 0) // 1000, min(max(length_ns, 0) // 1000, 0x1FFFFFFF) << 3 | state)
 
 
 def _logs(frame: FrameType | None) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["SECONDS", "Reader", "Schedstat", "Scheduling", "Second", "ThreadTimes", "is_telemetry"]
+__all__ = ["SECONDS", "Reader", "Schedstat", "Scheduling", "Second", "ThreadTimes", "is_telemetry", "parse"]
 
 SECONDS: Final = 900
 """Ticks that are remembered: the longest horizon."""
@@ -106,18 +106,23 @@ class Schedstat:
 
     def read(self, thread: int) -> ThreadTimes | None:
         """Totals of one thread; None when it ended or cannot be read."""
+        text = self.raw(thread)
+        return None if text is None else parse(text)
+
+    def raw(self, thread: int) -> bytes | None:
+        """The same as the kernel writes it; equal texts mean that the thread did not run in between."""
         try:
             file = self._files.get(thread)
             if file is None:
                 file = os.open(f"{self._tasks}/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
                 if len(self._files) >= _MOST:
                     try:
-                        return _parse(self._read(file))
+                        return self._read(file)
                     finally:
                         os.close(file)
                 self._files[thread] = file
-            return _parse(self._read(file))
-        except (OSError, ValueError):
+            return self._read(file)
+        except OSError:
             self._close(thread)
             return None
 
@@ -133,7 +138,8 @@ class Schedstat:
             self._close(thread)
 
 
-def _parse(text: bytes) -> ThreadTimes:
+def parse(text: bytes) -> ThreadTimes:
+    """Totals from the text of a `schedstat` file."""
     cpu, delay, slices = text.split()[:3]
     return ThreadTimes(int(cpu), int(delay), int(slices))
 

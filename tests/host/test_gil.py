@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,7 @@ def test_a_waiting_thread_costs_one_interval():
     sampler = Sampler()
     assert sampler.arm()
     for _ in range(30):
+        time.sleep(0.002)
         sampler.sample()
     rows = sampler.rows()[waiter.native_id]
     stop.set()
