@@ -79,6 +79,7 @@ class Exporter:
         self._lock = threading.Lock()
         self._files = threading.Lock()
         self._senders: dict[str, Sender] = {}
+        self._untaken: dict[str, str] = {}
         for signal in ("logs", "traces", "metrics"):
             with guard("export"):
                 target = resolve(signal, endpoint=endpoint, protocol=protocol, headers=headers, environ=environ)
@@ -245,6 +246,8 @@ class Exporter:
 
             outcome = sender.send(protobuf.logs_request(events, self._resource), deadline - time.monotonic(), force=force)
         if outcome is Outcome.REJECTED:
+            if self._give_up(sender):
+                return True
             self._dropped["event_rejected"] += len(events)
         elif outcome is not Outcome.SENT:
             self._events.extendleft(reversed(events))
@@ -255,8 +258,23 @@ class Exporter:
         if sender is None or not self._samples.waiting:
             return True
         with guard("export.traces"):
-            return self._samples.deliver(sender, self._resource, lambda: deadline - time.monotonic(), force=force)
+            return self._samples.deliver(sender, self._resource, lambda: deadline - time.monotonic(), force=force) or self._give_up(sender)
         return False
+
+    def _give_up(self, sender: Sender) -> bool:
+        """Stop sending a signal that the receiver does not know: many take metrics alone, and what it would refuse is kept on disk."""
+        signal = sender.target.signal
+        if not sender.unknown:
+            return False
+        if self._senders.pop(signal, None) is not None:
+            self._untaken[signal] = sender.last_error
+            sender.close()
+            log_once(
+                f"otlp-untaken-{signal}",
+                f"{sender.target.endpoint} takes no {signal} ({sender.last_error}); they are kept on disk only. "
+                f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT names another receiver",
+            )
+        return True
 
     def _send_metrics(self, series: tuple[Series, ...], batch: ExportBatch, deadline: float, slices: Slices, *, force: bool) -> bool:
         sender = self._senders.get("metrics")
@@ -343,6 +361,7 @@ class Exporter:
                 }
                 for signal, sender in self._senders.items()
             },
+            "untaken": dict(self._untaken),
             "temporality": "delta" if self._delta else "cumulative",
             "events_waiting": len(self._events),
             "traces": {"sent": self._samples.sent, "waiting": self._samples.waiting},

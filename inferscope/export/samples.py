@@ -116,7 +116,7 @@ class Samples:
             for _ in range(count):
                 self._waiting.popleft()
             if outcome is Outcome.REJECTED:
-                self.dropped["trace_rejected"] += count
+                self.dropped["trace_rejected"] += 0 if sender.unknown else count
                 return False
             self.sent += count
         return True

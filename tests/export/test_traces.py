@@ -9,10 +9,11 @@ import pytest
 
 from inferscope import semconv
 from inferscope.aggregate.window import Aggregator
-from inferscope.export import ExportBatch, Exporter, read_ring
+from inferscope.export import Event, ExportBatch, Exporter, read_ring
 from inferscope.export.otlp.context import sampled_span
 from inferscope.export.otlp.exemplars import Exemplars
 from inferscope.export.otlp.traces import KEEP, Identity, Selection, request_spans
+from inferscope.export.otlp.wire import Reply
 from inferscope.export.samples import WAITING_LIMIT
 from inferscope.record.core import Recorder
 from inferscope.testing.receiver import OtlpReceiver
@@ -246,6 +247,44 @@ def test_a_refused_batch_of_traces_is_counted_and_not_repeated(make, lines):
         assert not exporter.run_once()
         assert exporter.status()["dropped"]["trace_rejected"] == 1
         assert exporter.status()["traces"]["waiting"] == 0
+        exporter.shutdown()
+
+
+def test_a_receiver_that_takes_metrics_alone_is_asked_no_further(make, lines, tmp_path):
+    """As VictoriaMetrics does: 400 for every path that it does not know."""
+    with OtlpReceiver() as receiver:
+        exporter = Exporter(tmp_path, endpoint=receiver.url, environ={})
+        refuse = {"traces": Reply(ok=False, reason="HTTP 400"), "logs": Reply(ok=False, reason="gRPC UNIMPLEMENTED")}
+        for signal, reply in refuse.items():
+            exporter._senders[signal]._wire.post = lambda payload, timeout_s, reply=reply: reply
+        delivered = []
+        for tick in range(1, 5):
+            exporter.retain([record(tick, key=ClassKey("score", None, None))], COLUMNS)
+            exporter.event(Event("inferscope.slo.breach", tick, "broken"))
+            exporter.offer(make.batch(make.distribution([MS] * tick), tick=tick))
+            delivered.append(exporter.flush())
+        assert delivered == [False, False, True, True]
+        status = exporter.status()
+        assert status["untaken"] == {"traces": "HTTP 400", "logs": "gRPC UNIMPLEMENTED"}
+        assert set(status["targets"]) == {"metrics"}
+        assert status["dropped"] == {"trace_rejected": 2}
+        assert len(receiver.metrics(semconv.REQUEST_DURATION)) == 4
+        assert receiver.last(semconv.REQUEST_DURATION).exemplars[0].trace is None, "its span can be looked up nowhere"
+        exporter.shutdown()
+    assert sum("kept on disk only" in line for line in lines()) == 2
+    assert len(list(read_ring(tmp_path, "traces"))) == len(list(read_ring(tmp_path, "logs"))) == 4
+
+
+def test_a_receiver_that_took_traces_before_is_not_given_up(make):
+    with OtlpReceiver() as receiver:
+        exporter = Exporter(endpoint=receiver.url, environ={})
+        for tick, mode in enumerate(["ok", *["reject"] * 4, "ok"], 1):
+            receiver.mode = mode
+            exporter.retain([record(tick)], COLUMNS)
+            exporter.offer(make.batch(make.distribution([MS] * tick), tick=tick))
+            exporter.flush()
+        assert len(receiver.spans("score")) == 2
+        assert exporter.status()["untaken"] == {}
         exporter.shutdown()
 
 

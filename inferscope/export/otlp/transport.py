@@ -32,6 +32,7 @@ PAUSE_S: Final = 60.0
 BACKOFF_S: Final = 0.1
 """First pause between tries within one export; doubles, with jitter."""
 
+_NO_SUCH_SIGNAL: Final = frozenset({"HTTP 404", "HTTP 405", "HTTP 501", "gRPC UNIMPLEMENTED"})
 
 _RANDOM: Final = random.SystemRandom()  # the module's own generator belongs to the application, which may have seeded it
 
@@ -95,6 +96,8 @@ class Sender:
         self.sent = 0
         self.failed = 0
         self.refused = 0
+        self.rejected = 0
+        """Requests in a row that the receiver did not want."""
         self.last_error = ""
 
     def send(self, payload: bytes, timeout_s: float | None = None, *, force: bool = False) -> Outcome:
@@ -108,7 +111,13 @@ class Sender:
             self._succeeded(reply)
             return Outcome.SENT
         self._failed(reply)
+        self.rejected = 0 if reply.retryable else self.rejected + 1
         return Outcome.FAILED if reply.retryable else Outcome.REJECTED
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the receiver has shown that it does not know this signal: it never took any of it, and says so or refused thrice."""
+        return not self.sent and (self.rejected >= FAILURES or (self.rejected > 0 and self.last_error in _NO_SUCH_SIGNAL))
 
     def _attempts(self, payload: bytes, deadline: float) -> Reply:
         pause = BACKOFF_S
@@ -127,6 +136,7 @@ class Sender:
         if self.breaker.failures:
             logger.warning("inferscope: %s reach %s again", self.target.signal, self.target.endpoint)
         self.breaker.succeeded()
+        self.rejected = 0
         self.sent += 1
         if reply.refused:
             if not self.refused:
