@@ -1,17 +1,29 @@
 """Chooses the implementation that records: off, the C core, or its pure-Python twin.
 
 `INFERSCOPE_DISABLED=1` is read before anything else loads; `INFERSCOPE_PURE=1`, or a core that was not built or does not load, gives the twin.
+So does an interpreter that runs without its lock: the core would switch the lock on for the whole process. The twin counts there, but two
+threads that add to one counter at the same instant may count once; `REASON`, and with it `status()`, says so.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from inferscope.record.fallback import Recorder
 
 __all__ = ["IMPLEMENTATION", "REASON", "Recorder", "attach", "default", "lock", "request", "stage"]
+
+
+_INEXACT: Final = "threads run without the interpreter's lock, so counts may miss some"
+
+
+def _without_lock() -> bool:
+    """Whether threads run Python code at the same time."""
+    is_enabled = getattr(sys, "_is_gil_enabled", None)
+    return is_enabled is not None and not is_enabled()
 
 
 def _choose() -> tuple[str, str, type[Recorder]]:
@@ -23,7 +35,9 @@ def _choose() -> tuple[str, str, type[Recorder]]:
     from inferscope.record import fallback
 
     if os.environ.get("INFERSCOPE_PURE") == "1":
-        return "pure", "INFERSCOPE_PURE=1", fallback.Recorder
+        return "pure", f"INFERSCOPE_PURE=1; {_INEXACT}" if _without_lock() else "INFERSCOPE_PURE=1", fallback.Recorder
+    if _without_lock():
+        return "pure", f"the C core would switch the interpreter's lock on (PYTHON_GIL=1 allows it); {_INEXACT}", fallback.Recorder
     try:
         from inferscope.record import _native
     except Exception as error:  # noqa: BLE001 - a core that does not load must not stop the application

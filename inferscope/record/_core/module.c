@@ -4,7 +4,8 @@
  *     cc -O3 -shared -fPIC -fvisibility=hidden -I<python include> *.c -o ../_native<EXT_SUFFIX>
  *
  * Types are static and state is the process's, so the module refuses sub-interpreters; importing falls back to the pure recorder then.
- * It does not declare support for running without the GIL, so a free-threaded interpreter turns the GIL on (see core.h).
+ * It needs the GIL (see core.h): a free-threaded interpreter switches it on when it imports this, so record/core.py does not import it
+ * where the GIL is off.
  */
 #include "core.h"
 
@@ -71,6 +72,9 @@ static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_USED},
 #endif
     {0, NULL},
 };
