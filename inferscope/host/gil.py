@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.clock import now_ns
 from inferscope.host.scheduling import Reader, Schedstat, ThreadTimes, parse
+from inferscope.record import core
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
-    from types import FrameType
+    from collections.abc import Callable, Iterable
 
 __all__ = ["PERIOD_S", "STATES", "Sampler", "classify", "runtime_range"]
 
@@ -43,8 +43,8 @@ _ROWS: Final = 200_000
 _THREADS: Final = 64
 _SITES: Final = 16
 _SHORT_NS: Final = 1_000_000
-_LOGGING: Final = "/logging/__init__.py"
-_DEPTH: Final = 32
+_LOGGING: Final[dict[tuple[str, str], Any]] = dict.fromkeys((("Handler.acquire", "__init__.py"), ("_acquireLock", "__init__.py")))
+"""Where the standard library's logging waits for a lock, as `_within` names functions."""
 _MEET_NS: Final = 100_000_000
 """How often threads that began are looked for."""
 _FORCED_NS: Final = 3_000_000
@@ -223,9 +223,8 @@ class Sampler:
                 self.sites[key] = [0] * (2 + len(STATES))
 
     def _locate(self, seen: list[tuple[_Thread, int, ThreadTimes]]) -> None:
-        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  (as locks find their holders)
         for held, state, times in seen:
-            held.at = _found(frames.get(held.ident or 0), self.sites)
+            held.at = self._within(held, self.sites)
             if held.at is None:
                 continue
             length, cpu, delay = self.last_ns - held.last_ns, times.cpu_ns - held.times.cpu_ns, times.delay_ns - held.times.delay_ns
@@ -233,6 +232,15 @@ class Sampler:
             row[0] += cpu // 1000
             row[1] += delay // 1000
             row[2 + state] += max(0, length - cpu - delay) // 1000
+
+    def _within(self, held: _Thread, wanted: dict[tuple[str, str], Any]) -> tuple[str, str] | None:
+        """Which of the functions `wanted` a thread is in; None with the pure core.
+
+        Only the C core can walk another thread's stack without letting go of the interpreter. Walked from Python, a stack moves between
+        two steps, and CPython 3.11 then crashes in `f_back`: seen in a service under load, with the core dump to show for it.
+        """
+        search: Callable[..., tuple[str, str] | None] | None = getattr(core.default, "_within", None)
+        return search(held.ident or 0, wanted) if search is not None else None
 
     def _lateness(self, moment: int) -> int:
         """How much later than asked this sample comes, without our own wait for a CPU: the wait for the interpreter."""
@@ -248,11 +256,7 @@ class Sampler:
             state = classify(self._read(held.file), self._runtime)
         except (OSError, ValueError):
             return RUNNING
-        return LOG if state == LOCK and _logs(self._frame(held)) else state
-
-    def _frame(self, held: _Thread) -> FrameType | None:
-        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  (as locks find their holders)
-        return frames.get(held.ident or 0)
+        return LOG if state == LOCK and self._within(held, _LOGGING) is not None else state
 
     def _note(self, held: _Thread, state: int, times: ThreadTimes, end: int, *, others_wait: bool) -> None:
         length = end - held.last_ns
@@ -307,24 +311,6 @@ class Sampler:
 
 def _row(end_ns: int, cpu_ns: int, delay_ns: int, length_ns: int, state: int) -> tuple[int, int, int, int]:
     return (end_ns // 1000, max(cpu_ns, 0) // 1000, max(delay_ns, 0) // 1000, min(max(length_ns, 0) // 1000, 0x1FFFFFFF) << 3 | state)
-
-
-def _logs(frame: FrameType | None) -> bool:
-    """Whether a waiting thread's innermost frame is the standard library's logging."""
-    return frame is not None and frame.f_code.co_filename.endswith(_LOGGING)
-
-
-def _found(frame: FrameType | None, sites: Container[tuple[str, str]]) -> tuple[str, str] | None:
-    """The innermost of the functions on a stack."""
-    for _ in range(_DEPTH):
-        if frame is None:
-            return None
-        code = frame.f_code
-        key = (getattr(code, "co_qualname", code.co_name), code.co_filename.rpartition("/")[2])
-        if key in sites:
-            return key
-        frame = frame.f_back
-    return None
 
 
 def _holder(seen: list[tuple[_Thread, int, ThreadTimes]]) -> _Thread | None:

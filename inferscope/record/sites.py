@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import operator
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
+    from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType
 
 __all__ = ["UNKNOWN", "site_of_frame", "site_of_thread"]
 
@@ -21,44 +22,62 @@ _call: Final[Callable[[Callable[[], Any]], Any]] = getattr(operator, "call", lam
 
 _OURS: Final = ("inferscope.record", "threading", "asyncio", "contextlib", "gevent")
 
+_OWN: Final = ("f_globals", "f_code", "f_lineno")
+_DEPTHS: Final = (8, 4, 2, 1, 0)
+_GETTERS: Final = tuple(operator.attrgetter(*_OWN, *(".".join(["f_back"] * step) for step in range(1, depth + 1))) for depth in _DEPTHS)
+"""A thread's innermost frame as its attributes, then so many frames below it: each getter is one C call."""
 
-def _skipped(frame: FrameType) -> bool:
-    """Whether a frame belongs to the machinery of locks rather than to who uses them."""
-    name = frame.f_globals.get("__name__")
+
+def _machinery(scope: dict[str, Any]) -> bool:
+    """Whether a frame with these globals belongs to the machinery of locks rather than to who uses them."""
+    name = scope.get("__name__")
     return isinstance(name, str) and name.startswith(_OURS) and any(name == own or name.startswith(own + ".") for own in _OURS)
 
 
-def site_of_frame(frame: FrameType | None) -> str:
-    """`function (file:line)` of the innermost frame that is neither ours nor the lock machinery's; `unknown` without one."""
-    found = frame
-    while found is not None and _skipped(found):
-        found = found.f_back
-    if found is None:
-        return UNKNOWN
-    code = found.f_code
+def _text(code: CodeType, line: int) -> str:
     name: str = getattr(code, "co_qualname", code.co_name)
-    file = code.co_filename.rpartition("/")[2]
-    return f"{name} ({file}:{found.f_lineno})"
+    return f"{name} ({code.co_filename.rpartition('/')[2]}:{line})"
+
+
+def site_of_frame(frame: FrameType | None) -> str:
+    """`function (file:line)` of the innermost frame that is neither ours nor the lock machinery's; `unknown` without one.
+
+    For frames of the calling thread or of a suspended task; another thread's stack moves while it is walked.
+    """
+    found = frame
+    while found is not None and _machinery(found.f_globals):
+        found = found.f_back
+    return UNKNOWN if found is None else _text(found.f_code, found.f_lineno)
 
 
 def site_of_thread(ident: int) -> str:
-    """The site where a thread is right now; `unknown` when it is gone."""
-    return site_of_frame(_frames().get(ident))
+    """The site where a thread is right now; `unknown` when it is gone, or too deep in the machinery of locks."""
+    for getter in _GETTERS:
+        try:
+            scope, code, line, *below = _read(ident, getter)
+        except AttributeError:  # the thread is gone, or its stack is shallower
+            continue
+        if not _machinery(scope):
+            return _text(code, line)
+        found = next((frame for frame in below if not _machinery(frame.f_globals)), None)
+        return UNKNOWN if found is None else _text(found.f_code, found.f_lineno)
+    return UNKNOWN
 
 
-def _frames() -> dict[int, FrameType]:
-    """The innermost frame of every thread.
+def _read(ident: int, getter: Callable[[Any], tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What `getter` says of a thread's innermost frame, with no chance for another thread to run in between.
 
-    `sys._current_frames` of CPython 3.11 makes frame objects under the interpreter's list lock; a garbage collection that this starts and
-    that frees a `threading.local` takes the same lock and hangs the process. So the collector rests meanwhile, and `map` calls
-    the three functions with no chance for another thread in between.
+    CPython 3.11 has two traps here. `sys._current_frames` makes frame objects under the interpreter's list lock: a garbage collection that
+    this starts and that frees a `threading.local` takes the same lock and hangs the process, so the collector rests meanwhile. And a frame
+    whose function returned since can name a frame below it that is gone: reading its `f_back` then crashes. Iterators of iterators run all
+    steps inside one C call, in which the thread cannot move.
     """
+    frames: Iterator[Any] = map(cast("Callable[..., Any]", dict.get), map(_call, (sys._current_frames,)), (ident,))  # pyright: ignore[reportPrivateUsage] - documented in `sys`
     if not gc.isenabled():
-        return sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented in `sys`
-    steps: tuple[Callable[[], Any], ...] = (gc.disable, sys._current_frames, gc.enable)  # pyright: ignore[reportPrivateUsage]
+        return next(map(getter, frames))
     try:
-        _, frames, _ = map(_call, steps)
+        _, found, _ = chain(map(_call, (gc.disable,)), map(getter, frames), map(_call, (gc.enable,)))
     except BaseException:
         gc.enable()
         raise
-    return cast("dict[int, FrameType]", frames)
+    return cast("tuple[Any, ...]", found)

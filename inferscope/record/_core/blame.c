@@ -102,7 +102,7 @@ static PyObject *describe(PyFrameObject *frame) {
 }
 
 /* The site where thread `ident` is now: what sys._current_frames() tells, for one thread. The GIL keeps that thread still. */
-int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage) {
+static int site_of_stack(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage) {
     PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
     while (t != NULL && t->thread_id != ident)
         t = PyThreadState_Next(t);
@@ -129,6 +129,61 @@ int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def
     Py_DECREF(frame);
     PyErr_Clear();
     return index;
+}
+
+int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage) {
+    int collecting = PyGC_Disable(); /* what a collection frees can run Python code, which lets go of the GIL and lets that thread move */
+    int index = site_of_stack(rec, lock, ident, stage);
+    if (collecting)
+        PyGC_Enable();
+    return index;
+}
+
+#define SEARCH_DEPTH 24
+
+/* (qualified name, name of the file) of a function, as keys of `thread_within` are. */
+static PyObject *code_key(PyCodeObject *code) {
+    PyObject *name = PyObject_GetAttrString((PyObject *)code, "co_qualname"); /* 3.11 and later */
+    if (name == NULL) {
+        PyErr_Clear();
+        name = Py_NewRef(code->co_name);
+    }
+    const char *path = PyUnicode_AsUTF8(code->co_filename), *slash = path == NULL ? NULL : strrchr(path, '/');
+    PyObject *file = PyUnicode_FromString(slash != NULL ? slash + 1 : path != NULL ? path : "?");
+    PyObject *key = file == NULL ? NULL : PyTuple_Pack(2, name, file);
+    Py_DECREF(name);
+    Py_XDECREF(file);
+    return key;
+}
+
+/* The innermost function on the stack of thread `ident` that is a key of the dict `wanted`; None when there is none.
+ *
+ * The whole walk is one call that never lets go of the GIL, so that the stack stands still: walked from Python, frames of 3.11 can lose
+ * the frame below them between two steps, and reading `f_back` then crashes. The collector rests meanwhile, because what it frees can run
+ * Python code, which lets go of the GIL. */
+PyObject *thread_within(unsigned long ident, PyObject *wanted) {
+    int collecting = PyGC_Disable();
+    PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+    while (t != NULL && t->thread_id != ident)
+        t = PyThreadState_Next(t);
+    PyFrameObject *frame = t == NULL ? NULL : PyThreadState_GetFrame(t);
+    PyObject *found = NULL;
+    for (int depth = 0; frame != NULL && found == NULL && depth < SEARCH_DEPTH; depth++) {
+        PyCodeObject *code = PyFrame_GetCode(frame);
+        PyObject *key = code_key(code);
+        if (key != NULL && PyDict_Contains(wanted, key) > 0)
+            found = Py_NewRef(key);
+        Py_XDECREF(key);
+        Py_DECREF(code);
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = back;
+    }
+    Py_XDECREF(frame);
+    if (collecting)
+        PyGC_Enable();
+    PyErr_Clear();
+    return found != NULL ? found : Py_NewRef(Py_None);
 }
 
 int site_by_id(Recorder *rec, int64_t id) {

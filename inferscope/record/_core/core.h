@@ -368,6 +368,7 @@ PyObject *lock_new(Recorder *rec, PyObject *name, PyObject *wrapped);
 int site_find(Recorder *rec, PyObject *lock, PyObject *site, PyObject *stage); /* index, or -1 */
 int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage);
 int site_by_id(Recorder *rec, int64_t id);
+PyObject *thread_within(unsigned long ident, PyObject *wanted);
 void site_blame(Recorder *rec, int index, int64_t wait_ns, int64_t hold_ns);
 void sites_zero(Recorder *rec);
 void sites_free(Recorder *rec);

@@ -210,6 +210,16 @@ static PyObject *recorder_blame(PyObject *self, PyObject *const *args, Py_ssize_
 }
 
 /* Name of the innermost stage that a request is in, or None. */
+/* _within(ident, wanted) -> key: which of the functions `wanted` (a dict's keys) thread `ident` is in. */
+static PyObject *recorder_within(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    (void)self;
+    if (nargs != 2 || !PyLong_Check(args[0]) || !PyDict_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "_within() takes a thread's ident and a dict");
+        return NULL;
+    }
+    return thread_within(PyLong_AsUnsignedLongMask(args[0]), args[1]);
+}
+
 static PyObject *recorder_stage_of(PyObject *self, PyObject *request) {
     (void)self;
     const Def *def = Py_IS_TYPE(request, &Request_Type) && ((Request *)request)->open ? ((Request *)request)->top->def : NULL;
@@ -251,6 +261,8 @@ static PyMethodDef recorder_methods[] = {
     {"set_hooks", (PyCFunction)(void (*)(void))recorder_set_hooks, METH_VARARGS | METH_KEYWORDS,
      "set_hooks($self, /, *, on_start=None, on_enter=None, on_exit=None, on_finish=None)\n--\n\nReplace all four hooks."},
     {"after_fork", recorder_after_fork, METH_NOARGS, "after_fork($self, /)\n--\n\nDrop everything counted or open; call in the child."},
+    {"_within", (PyCFunction)(void (*)(void))recorder_within, METH_FASTCALL,
+     "_within($self, ident, wanted, /)\n--\n\nInnermost function of a thread's stack that is a key of `wanted`, or None."},
     {"_stage_of", recorder_stage_of, METH_O, "_stage_of($self, request, /)\n--\n\nInnermost stage of a request."},
     {"_record_values", (PyCFunction)(void (*)(void))recorder_record_values, METH_FASTCALL,
      "_record_values($self, kind, name, values, /)\n--\n\nRecord an int64 buffer in a series; returns the ns it took."},
