@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
+from inferscope.bench.compare import sequential
 from inferscope.bench.load import LoadResult
 from inferscope.bench.targets import Service, ServiceError, free_port, get, post
 from inferscope.capture.bundle import list_incidents
@@ -253,33 +252,27 @@ def _truth_text(each: _Run) -> str:
 
 
 def _comparison(slow: _Run, fixed: _Run) -> dict[str, Any]:
-    quantiles = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
-    rows = {}
-    for name, quantile in quantiles.items():
-        before, after = (float(np.quantile(each.load.latency_ns, quantile)) / 1e6 for each in (slow, fixed))
-        rows[name] = {"slow_ms": before, "fixed_ms": after, "change": after / before - 1}
-    same = slow.answers == fixed.answers
+    verdicts = sequential(slow.load, fixed.load)
     return {
         "kind": "sequential",
-        "latency": rows,
+        "verdicts": [verdict.to_json() for verdict in verdicts],
+        "text": [verdict.text() for verdict in verdicts],
         "share_over_objective": {each.variant: each.load.share_over(OBJECTIVE_MS) for each in (slow, fixed)},
         "outputs_compared": len(slow.answers),
-        "outputs_equal": same,
+        "outputs_equal": slow.answers == fixed.answers,
         "objective_met_by_fixed": not _broken(fixed),
     }
 
 
 def _comparison_text(value: dict[str, Any]) -> str:
-    lines = ["== slow.py against fixed.py (one run of each, one after the other)"]
-    lines += [
-        f"  {name.upper():<4} {row['slow_ms']:7.1f} ms → {row['fixed_ms']:7.1f} ms  ({100 * row['change']:+.0f} %)"
-        for name, row in value["latency"].items()
-    ]
     over = value["share_over_objective"]
-    lines.append(f"  over {OBJECTIVE_MS:g} ms: {100 * over['slow']:.2f} % → {100 * over['fixed']:.2f} %")
     verdict = "equal" if value["outputs_equal"] else "DIFFERENT"
-    lines.append(f"  outputs of {value['outputs_compared']} applicants: {verdict}")
-    return "\n".join(lines)
+    lines = "\n".join(f"  {line}" for line in value["text"])
+    return (
+        f"== fixed.py against slow.py, one run of each\n{lines}\n"
+        f"  over {OBJECTIVE_MS:g} ms: {100 * over['slow']:.2f} % → {100 * over['fixed']:.2f} %\n"
+        f"  outputs of {value['outputs_compared']} applicants: {verdict}"
+    )
 
 
 def _problems(each: _Run) -> list[str]:

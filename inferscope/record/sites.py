@@ -20,6 +20,8 @@ UNKNOWN: Final = "unknown"
 # Python 3.10 has no `operator.call`, and no frame objects to make either.
 _call: Final[Callable[[Callable[[], Any]], Any]] = getattr(operator, "call", lambda step: step())
 
+_get: Final[Callable[..., Any]] = vars(dict)["get"]
+
 _OURS: Final = ("inferscope.record", "threading", "asyncio", "contextlib", "gevent")
 
 _OWN: Final = ("f_globals", "f_code", "f_lineno")
@@ -72,7 +74,7 @@ def _read(ident: int, getter: Callable[[Any], tuple[Any, ...]]) -> tuple[Any, ..
     whose function returned since can name a frame below it that is gone: reading its `f_back` then crashes. Iterators of iterators run all
     steps inside one C call, in which the thread cannot move.
     """
-    frames: Iterator[Any] = map(cast("Callable[..., Any]", dict.get), map(_call, (sys._current_frames,)), (ident,))  # pyright: ignore[reportPrivateUsage] - documented in `sys`
+    frames: Iterator[Any] = map(_get, map(_call, (sys._current_frames,)), (ident,))  # pyright: ignore[reportPrivateUsage] - documented in `sys`
     if not gc.isenabled():
         return next(map(getter, frames))
     try:
