@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, cast
 
 from inferscope.pace import Pace
 
@@ -16,12 +16,11 @@ _BITE: Final = 64
 
 def _size(value: Any, limit: int) -> int:
     """Scalars in `value`, counted no further than `limit`."""
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
+    if not isinstance(value, (Mapping, list, tuple)):
         return 1
+    items: Iterable[Any] = cast("Mapping[str, Any]", value).values() if isinstance(value, Mapping) else cast("list[Any]", value)
     total = 1
-    for item in value:
+    for item in items:
         total += _size(item, limit - total)
         if total >= limit:
             break
@@ -39,9 +38,9 @@ class _Writer:
             self.parts.append(json.dumps(value, separators=(",", ":")))
             self._pace()
         elif isinstance(value, Mapping):
-            self._items("{}", [(json.dumps(str(key)) + ":", item) for key, item in value.items()])
+            self._items("{}", [(json.dumps(str(key)) + ":", item) for key, item in cast("Mapping[str, Any]", value).items()])
         else:
-            self._items("[]", [("", item) for item in value])
+            self._items("[]", [("", item) for item in cast("list[Any]", value)])
 
     def _items(self, brackets: str, items: list[tuple[str, Any]]) -> None:
         self.parts.append(brackets[0])

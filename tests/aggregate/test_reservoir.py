@@ -11,7 +11,23 @@ from inferscope.types import BandSums, ClassKey, Reason, RequestRecord
 def record(number: int, band: int, vector: tuple[int, ...]) -> RequestRecord:
     wall = sum(vector)
     return RequestRecord(
-        number, ClassKey("score", None, None), 0, wall, band, int(Reason.RESERVOIR), 1, None, 1, None, None, None, None, False, vector, (), None
+        number,
+        ClassKey("score", None, None),
+        0,
+        wall,
+        band,
+        int(Reason.RESERVOIR),
+        1,
+        None,
+        1,
+        None,
+        None,
+        None,
+        None,
+        False,
+        vector,
+        (),
+        None,
     )
 
 
