@@ -25,11 +25,13 @@ SECOND = 1_000_000_000
 def write(make):
     """Writes the windows of one worker: values in ms by tick, 10 s apart, the last one ending `ago_s` before now."""
 
+    now = time.time_ns()  # of this test: the suite takes minutes
+
     def write(root, service, slot, ticks, *, ago_s=1.0, scale=5, objective=20.0, request="score"):
         directory = root / service / str(slot)
         exporter = Exporter(directory, environ={}, scale=scale)
         seen: list[float] = []
-        start = time.time_ns() - int((ago_s + 10 * len(ticks)) * SECOND)
+        start = now - int((ago_s + 10 * len(ticks)) * SECOND)
         for tick, values in enumerate(ticks, 1):
             seen += values
             who = ((semconv.ATTR_REQUEST, request),)
