@@ -178,6 +178,7 @@ class Rooms:
         self.recorder.armed = False
         if self.exporter is not None:
             self.exporter.after_fork(None)
+        self.host.reset()  # its open descriptors are the parent's threads'
         self.host = HostWatch(self.gc)
         self.outlet.begin()
 
