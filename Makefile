@@ -26,7 +26,8 @@ help: ## list the targets
 
 venv: $(COMPILED) ## create .venv with everything that tests and the demo need (PYTHON=python3.12 chooses the interpreter)
 
-# Keyed on what an installation depends on; the core is compiled by its own rule below, so that a change to it alone is cheap. The stamp is written last, so that a broken one is repeated.
+# Keyed on what an installation depends on; the core is compiled by its own rule below, so that a change to it alone is cheap.
+# The stamp is written last, so that a broken installation is repeated.
 $(INSTALLED): pyproject.toml hatch_build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
