@@ -48,8 +48,8 @@ demo: venv ## serve the demo under load until its objective breaks, and explain 
 demo-seeds: venv ## the demo with five seeds; fails when one of them fails
 	@for seed in 1 2 3 4 5; do echo "== seed $$seed"; $(BIN)/inferscope demo --seconds $(SECONDS_A_RUN) --seed $$seed $(ARGS); done
 
-test: venv ## every test but soak and planted faults; those marked gpu are skipped without an accelerator
-	$(call selected,-m "not soak and not faults")
+test: venv ## every test but soak, planted faults, real backends and servers; those marked gpu are skipped without an accelerator
+	$(call selected,-m "not soak and not faults and not backends and not servers")
 
 check: venv ## lint, format, types, layers, documentation
 	$(BIN)/ruff check .
