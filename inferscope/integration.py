@@ -25,7 +25,9 @@ from inferscope.types import SpanFlag
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["GROUP", "Integration", "Registry", "record_copy", "record_wait", "recorder", "registry"]
+    from inferscope.patching import Patch
+
+__all__ = ["GROUP", "Integration", "Registry", "record_copy", "record_wait", "recorder", "registry", "stand_in"]
 
 GROUP: Final = "inferscope.integrations"
 _copies: dict[tuple[str, str | None], list[int]] = {}
@@ -45,7 +47,11 @@ class Integration(abc.ABC):
 
     @abc.abstractmethod
     def patch(self, ledger: Ledger) -> None:
-        """Replace what must be replaced, through the ledger."""
+        """Replace what must be replaced, through the ledger.
+
+        Raises:
+            IntegrationUnavailableError: There is nothing to patch here; the message is the reason that `states()` and doctor show.
+        """
 
     def unpatch(self) -> None:  # noqa: B027  (most integrations keep nothing outside the ledger)
         """Undo what the ledger does not know of; default nothing."""
@@ -65,6 +71,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
+        self._broken: dict[str, str] = {}
         self._lock = threading.RLock()
         self.on_active: Callable[[str], None] | None = None
         """Called with the name of each integration that became active."""
@@ -87,11 +94,19 @@ class Registry:
         points = self.require(wanted)
         with self._lock:
             for name in wanted or sorted(points):
-                entry = self._entries.get(name)
-                if entry is None:
-                    entry = self._entries[name] = _Entry(points[name].load()())
-                self._activate(entry)
+                entry = self._entries.get(name) or self._load(name, points[name])
+                if entry is not None:
+                    self._activate(entry)
         return self.states()
+
+    def _load(self, name: str, point: importlib.metadata.EntryPoint) -> _Entry | None:
+        """The integration behind an entry point; somebody else's broken package costs itself alone."""
+        with guard.guard(f"integration {name}"):
+            entry = self._entries[name] = _Entry(point.load()())
+            self._broken.pop(name, None)
+            return entry
+        self._broken[name] = "skipped: it cannot be loaded; see the log"
+        return None
 
     def require(self, names: Iterable[str]) -> dict[str, importlib.metadata.EntryPoint]:
         """Installed integrations, when all of `names` are among them or were added.
@@ -137,7 +152,12 @@ class Registry:
             entry.state, entry.reason = "skipped", reason
             return
         with guard.guard(f"integration {entry.integration.name}") as contained:
-            entry.integration.patch(entry.ledger)
+            try:
+                entry.integration.patch(entry.ledger)
+            except IntegrationUnavailableError as unavailable:
+                entry.ledger.undo()
+                entry.state, entry.reason = "skipped", str(unavailable)
+                return
         if contained.ok:
             entry.state, entry.reason = "active", ""
             if self.on_active is not None:
@@ -162,7 +182,7 @@ class Registry:
 
     def states(self) -> dict[str, str]:
         """State of each integration that was asked for."""
-        return {name: f"{e.state}: {e.reason}" if e.reason else e.state for name, e in self._entries.items()}
+        return {**self._broken, **{name: f"{e.state}: {e.reason}" if e.reason else e.state for name, e in self._entries.items()}}
 
 
 def _unsupported(integration: Integration) -> str:
@@ -188,19 +208,50 @@ def recorder() -> Any:
     return core.default
 
 
-def record_copy(direction: str, nbytes: int, start_ns: int, end_ns: int, *, sync: bool, pageable: bool, site: str | None = None) -> None:
+def stand_in(kind: str, original: Any, patch: Patch, slow: Callable[..., Any], **more: Any) -> Callable[..., Any]:
+    """What to put in place of a method that is called too often for a Python closure.
+
+    Args:
+        kind: `forward` (a stage around the outermost call), `move` (tells `note` when the result lies on another kind of memory) or `read`
+            (calls `slow` when the tensor does not lie on the host).
+        original: The method that is replaced.
+        patch: The ledger's.
+        slow: Does all of it in Python; runs while `timer.enabled`, and always where the compiled core is missing.
+        **more: `timer`, an object with `enabled`; `note(began_ns, result, self, *args, **kwargs)` of `move`; for `forward` the ContextVar
+            `inside`, `names` ({id(module): (anything, stage)}) and the common stage's `name`.
+    """
+    make = getattr(core.default, "_stand_in", None)
+    if make is None:
+        return slow
+    timer, note, inside = more.get("timer"), more.get("note"), more.get("inside")
+    made: Callable[..., Any] = make(kind, original, (patch, timer, slow, note, inside, more.get("names", {}), more.get("name")))
+    return made
+
+
+def record_copy(
+    direction: str,
+    nbytes: int,
+    start_ns: int,
+    end_ns: int,
+    *,
+    sync: bool,
+    pageable: bool,
+    implicit: bool = False,
+    site: str | None = None,
+) -> None:
     """Tell of one copy between host and device that blocked the calling thread from `start_ns` to `end_ns`.
 
     Args:
-        direction: `h2d`, `d2h` or `d2d`.
+        direction: `h2d`, `d2h` or `d2d`; `pin` for a copy into pinned memory.
         nbytes: Bytes moved.
         start_ns: When the call began, `time.perf_counter_ns`.
         end_ns: When it returned.
         sync: Whether the call waited for the copy.
         pageable: Whether the host memory was not pinned.
+        implicit: Whether a value was read (`item`, `if tensor:`) and the copy is what that takes.
         site: `function (file:line)` of the caller, when known.
     """
-    flags = (SpanFlag.SYNC if sync else 0) | (SpanFlag.PAGEABLE if pageable else 0)
+    flags = (SpanFlag.SYNC if sync else 0) | (SpanFlag.PAGEABLE if pageable else 0) | (SpanFlag.IMPLICIT_SYNC if implicit else 0)
     core.default.interval("copy", direction, start_ns, end_ns, flags=flags, aux=nbytes)
     key = (direction, site)
     row = _copies.get(key)

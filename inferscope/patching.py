@@ -7,6 +7,7 @@ while our wrapper is still on top. When somebody patched over us the wrapper sta
 from __future__ import annotations
 
 import functools
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Ledger", "Patch"]
 
 _MISSING: Final = object()
+_NAMES: Final = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
 class Patch:
@@ -64,7 +66,7 @@ class Ledger:
         Args:
             owner: A class or module.
             name: The attribute. One that does not exist is skipped, so that a renamed private function breaks nothing.
-            make: Builds the wrapper; it must be a plain function, so that classes bind it as a method.
+            make: Builds the wrapper: a plain function, so that classes bind it as a method, or a `stand_in`.
 
         Returns:
             False when the attribute is missing or already ours.
@@ -73,7 +75,8 @@ class Ledger:
             return False
         patch = Patch(owner, name)
         wrapper = make(patch.original, patch)
-        functools.update_wrapper(wrapper, patch.original, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=())
+        if type(wrapper) is FunctionType:  # a stand-in of the core passes for the original and would hand the names on to it
+            functools.update_wrapper(wrapper, patch.original, assigned=_NAMES, updated=())
         patch.wrapper = wrapper
         setattr(owner, name, wrapper)
         self._patches.append(patch)

@@ -1,20 +1,20 @@
 """torch copies between host and device: bytes, direction, pinned or pageable, blocking or not, the line that asked, and the device's time.
 
-Plain closures on `torch.Tensor`: the torch function and dispatch modes tax every operation and see one thread only. What is called a
-synchronous pageable copy is told from facts (`non_blocking`, `is_pinned()`), never from time. Copies inside compiled graphs and C++ are not
-seen here; a capture shows them.
+Methods of `torch.Tensor` are replaced: the torch function and dispatch modes tax every operation and see one thread only. What is called a
+synchronous pageable copy is told from facts (`non_blocking`, `is_pinned()`), never from time. Reading a value that lies on a device (`item`,
+`tolist`, `if tensor:`) is a copy that waits, too. Copies inside compiled graphs and C++ are not seen here; a capture shows them.
 """
 
 from __future__ import annotations
 
 import sys
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope.clock import now_ns
 from inferscope.device.copies import PREFIX
 from inferscope.device.events import timer
-from inferscope.integration import Integration, record_copy, recorder
+from inferscope.integration import Integration, record_copy, recorder, stand_in
 from inferscope.types import SpanFlag
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from inferscope.device.events import Channel, Started
     from inferscope.patching import Ledger, Patch
 
-__all__ = ["CopiesIntegration", "direction"]
+__all__ = ["READS", "CopiesIntegration", "direction"]
+
+READS: Final = ("item", "tolist", "numpy", "nonzero", "equal", "allclose", "masked_select", "__bool__", "__int__", "__float__", "__index__")
+"""What waits for the device because the host wants a value or a size. `__getitem__` stays as it is: torch does not survive its restoration."""
 
 _moving_module: ContextVar[bool] = ContextVar("inferscope_moving_module", default=False)
 
@@ -82,7 +85,7 @@ def _device_asked(args: tuple[Any, ...], kwargs: dict[str, Any], device_type: ty
 
 
 class CopiesIntegration(Integration):
-    """Patches `torch.Tensor.{to, cuda, cpu, copy_}`."""
+    """Patches `torch.Tensor.{to, cuda, cpu, copy_, pin_memory}` and the methods that read (`READS`)."""
 
     name: ClassVar[str] = "copies"
     target: ClassVar[str] = "torch"
@@ -96,6 +99,9 @@ class CopiesIntegration(Integration):
         for name in ("to", "cuda", "cpu"):
             ledger.replace(torch.Tensor, name, _moving(torch, name))
         ledger.replace(torch.Tensor, "copy_", _copying(torch))
+        ledger.replace(torch.Tensor, "pin_memory", _pinning)
+        for name in READS:
+            ledger.replace(torch.Tensor, name, _reading(torch))
         ledger.replace(torch.nn.Module, "_apply", _applying)
 
 
@@ -133,13 +139,71 @@ def _moving(torch: Any, name: str) -> Callable[[Any, Patch], Callable[..., Any]]
             if way is None:
                 _abandon(begun)
             else:
-                asynchronous = bool(kwargs.get("non_blocking")) or any(a is True for a in args[1:2])
+                asynchronous = _asynchronous(args, kwargs)
                 _report(begun, self if way == "h2d" else result, way, result.nbytes, began, now_ns(), non_blocking=asynchronous)
             return result
 
-        return method
+        def note(began: int, result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+            way = direction(self.is_cpu, result.is_cpu)
+            if way is not None and not is_compiling() and not _moving_module.get():
+                host_side = self if way == "h2d" else result
+                _report(None, host_side, way, result.nbytes, began, now_ns(), non_blocking=_asynchronous(args, kwargs))
+
+        return stand_in("move", original, patch, method, timer=timer, note=note)
 
     return make
+
+
+def _asynchronous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `to` or `cuda` was asked not to wait: (device, dtype, non_blocking), (dtype or other, non_blocking), (device, non_blocking)."""
+    if "non_blocking" in kwargs:
+        return bool(kwargs["non_blocking"])
+    flags = [value for value in args[1:3] if isinstance(value, bool)]
+    return bool(flags) and flags[0]
+
+
+def _reading(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
+    """Makes a method that waits for the device when its tensor lies there."""
+    is_compiling = torch.compiler.is_compiling
+
+    def make(original: Any, patch: Patch) -> Callable[..., Any]:
+        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not patch.active or getattr(self, "is_cpu", True):
+                return original(self, *args, **kwargs)
+            began = now_ns()
+            result = original(self, *args, **kwargs)
+            try:
+                record_copy("d2h", _read_bytes(self, result), began, now_ns(), sync=True, pageable=True, implicit=True, site=_site(2))
+            except Exception:  # noqa: BLE001  (the value has been read)
+                pass
+            return result
+
+        return stand_in("read", original, patch, read)
+
+    return make
+
+
+def _read_bytes(tensor: Any, result: Any) -> int:
+    """What came to the host: the tensor for `tolist` and `numpy`, one element for a number, a count of elements for a new tensor."""
+    if isinstance(result, (bool, int, float, complex)):
+        return int(tensor.element_size())
+    return 8 if isinstance(result, (tuple, type(tensor))) else int(tensor.nbytes)
+
+
+def _pinning(original: Any, patch: Patch) -> Callable[..., Any]:
+    def pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not patch.active:
+            return original(self, *args, **kwargs)
+        began = now_ns()
+        result = original(self, *args, **kwargs)
+        try:
+            if result is not self:
+                record_copy("pin", self.nbytes, began, now_ns(), sync=True, pageable=True, site=_site(2))
+        except Exception:  # noqa: BLE001  (the memory is pinned)
+            pass
+        return result
+
+    return pin_memory
 
 
 def _copying(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:

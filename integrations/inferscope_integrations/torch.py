@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope.device.backends import captures
 from inferscope.device.events import timer
-from inferscope.integration import Integration, recorder
+from inferscope.integration import Integration, recorder, stand_in
 from inferscope.slots import slots
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class TorchIntegration(Integration):
                 finally:
                     _inside.reset(token)
 
-            return __call__
+            return stand_in("forward", original, patch, __call__, timer=timer, inside=_inside, names=_names, name=FORWARD)
 
         ledger.replace(torch.nn.Module, "__call__", make)
         _watch_captures(torch, ledger)

@@ -136,24 +136,38 @@ static PyObject *decorate_method_object(Recorder *rec, Def *def, Request *templa
     return again;
 }
 
-PyObject *decorate(Recorder *rec, Def *def, Request *template_, PyObject *func) {
-    if (PyObject_TypeCheck(func, &PyStaticMethod_Type) || PyObject_TypeCheck(func, &PyClassMethod_Type))
-        return decorate_method_object(rec, def, template_, func);
-    if (!PyCallable_Check(func) || PyType_Check(func)) /* a class must stay the class that it is */
-        return Py_NewRef(func);
+PyObject *decorated_new(Recorder *rec, PyObject *func, PyObject *traced, PyObject *extra, vectorcallfunc call) {
     Decorated *d = PyObject_GC_New(Decorated, &Decorated_Type);
     if (d == NULL)
         return NULL;
     d->func = Py_NewRef(func);
     d->rec = (Recorder *)Py_NewRef((PyObject *)rec);
+    d->def = NULL;
+    d->template_ = NULL;
+    d->weakrefs = NULL;
+    d->flavor = FLAVOR_SYNC;
+    d->vectorcall = call;
+    d->extra = Py_XNewRef(extra);
+    d->dict = Py_BuildValue("{OOOO}", str___wrapped__, func, str__torchdynamo_inline, traced);
+    PyObject_GC_Track(d);
+    if (d->dict == NULL)
+        Py_CLEAR(d);
+    return (PyObject *)d;
+}
+
+PyObject *decorate(Recorder *rec, Def *def, Request *template_, PyObject *func) {
+    if (PyObject_TypeCheck(func, &PyStaticMethod_Type) || PyObject_TypeCheck(func, &PyClassMethod_Type))
+        return decorate_method_object(rec, def, template_, func);
+    if (!PyCallable_Check(func) || PyType_Check(func)) /* a class must stay the class that it is */
+        return Py_NewRef(func);
+    char flavor = flavor_of(func);
+    Decorated *d = (Decorated *)decorated_new(rec, func, func, NULL, flavor != FLAVOR_SYNC ? call_wrapping : def != NULL ? call_stage : call_request);
+    if (d == NULL)
+        return NULL;
     d->def = def;
     d->template_ = template_ == NULL ? NULL : (Request *)request_clone(template_);
-    d->weakrefs = NULL;
-    d->dict = Py_BuildValue("{OOOO}", str___wrapped__, func, str__torchdynamo_inline, func);
-    d->flavor = flavor_of(func);
-    d->vectorcall = d->flavor != FLAVOR_SYNC ? call_wrapping : def != NULL ? call_stage : call_request;
-    PyObject_GC_Track(d);
-    if (d->dict == NULL || (def == NULL && d->template_ == NULL))
+    d->flavor = flavor;
+    if (def == NULL && d->template_ == NULL)
         Py_CLEAR(d);
     if (d != NULL && d->flavor == FLAVOR_SYNC && needs_function(func))
         return as_function((PyObject *)d, func);
@@ -164,6 +178,7 @@ static int decorated_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(((Decorated *)self)->func);
     Py_VISIT(((Decorated *)self)->rec);
     Py_VISIT(((Decorated *)self)->dict);
+    Py_VISIT(((Decorated *)self)->extra);
     return 0;
 }
 
@@ -180,6 +195,7 @@ static void decorated_dealloc(PyObject *self) {
     if (d->weakrefs != NULL)
         PyObject_ClearWeakRefs(self);
     Py_XDECREF(d->dict);
+    Py_XDECREF(d->extra);
     Py_XDECREF(d->func);
     Py_XDECREF(d->rec);
     Py_XDECREF((PyObject *)d->template_);

@@ -33,21 +33,7 @@ static PyObject *recorder_entry(PyObject *self, PyObject *const *args, Py_ssize_
     if (name == NULL)
         return NULL;
     Py_DECREF(name);
-    Decorated *d = PyObject_GC_New(Decorated, &Decorated_Type);
-    if (d == NULL)
-        return NULL;
-    d->func = Py_NewRef(function);
-    d->rec = (Recorder *)Py_NewRef(self);
-    d->def = NULL;
-    d->template_ = NULL;
-    d->weakrefs = NULL;
-    d->flavor = FLAVOR_SYNC;
-    d->vectorcall = is_request ? entry_request : entry_stage;
-    d->dict = Py_BuildValue("{OOOO}", str___wrapped__, function, str__torchdynamo_inline, traced);
-    PyObject_GC_Track(d);
-    if (d->dict == NULL)
-        Py_CLEAR(d);
-    return (PyObject *)d;
+    return decorated_new((Recorder *)self, function, traced, NULL, is_request ? entry_request : entry_stage);
 }
 
 PyMethodDef entry_methods[] = {

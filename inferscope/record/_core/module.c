@@ -12,6 +12,7 @@
 int enter_exit_install(PyTypeObject *type);
 int noop_setup(void);
 int recorder_add_reader(void);
+int stand_in_setup(void);
 
 #define DEFINE_NAME(n) PyObject *str_##n = NULL;
 FOR_EACH_NAME(DEFINE_NAME)
@@ -50,7 +51,7 @@ static int ready_types(void) {
         if (enter_exit_install(managers[i]) < 0)
             return -1;
     done = 1;
-    return recorder_add_reader();
+    return stand_in_setup() < 0 ? -1 : recorder_add_reader();
 }
 
 static int module_exec(PyObject *module) {

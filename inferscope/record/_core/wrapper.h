@@ -13,8 +13,12 @@ typedef struct {
     const Def *def;     /* of a stage, or NULL */
     Request *template_; /* of a request, or NULL */
     PyObject *weakrefs, *dict;
+    PyObject *extra; /* of a stand-in (stand_in.c), or NULL */
     char flavor;
 } Decorated;
+
+/* One that passes for `func` and, in dynamo's eyes, for `traced`; `extra` may be NULL. */
+PyObject *decorated_new(Recorder *rec, PyObject *func, PyObject *traced, PyObject *extra, vectorcallfunc call);
 
 enum { WRAPPED_NEW, WRAPPED_OPEN, WRAPPED_DONE };
 

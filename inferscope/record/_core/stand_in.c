@@ -1,0 +1,154 @@
+/* Stand-ins for methods of torch: what an integration puts into a class, without a Python frame around each call.
+ *
+ * A stand-in passes for the method as a decorated function passes for the function that it wraps, to torch.compile too: dynamo reads
+ * `_torchdynamo_inline` and traces the method itself. `forward` opens a stage around the outermost call of a module; `move` looks at what
+ * `Tensor.to` and its like return, and tells of a copy when that lies elsewhere; `read` hands a call on only when its tensor lies on a device.
+ * Whatever needs the device's clock runs in `slow`, which is Python.
+ */
+#include "wrapper.h"
+
+PyObject *recorder_stage(PyObject *self, PyObject *name);
+
+/* Of Decorated.extra; a name that a kind has no use for is None. */
+enum { PATCH, TIMER, SLOW, NOTE, INSIDE, NAMES, NAME, EXTRAS };
+
+static PyObject *str_active = NULL, *str_enabled = NULL, *str_is_cpu = NULL;
+
+static inline PyObject *extra(const Decorated *d, int index) {
+    return PyTuple_GET_ITEM(d->extra, index);
+}
+
+/* Whether an attribute is True; 0 also when it cannot be read. */
+static inline int says(PyObject *object, PyObject *name) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    if (UNLIKELY(value == NULL)) {
+        PyErr_Clear();
+        return 0;
+    }
+    Py_DECREF(value);
+    return value == Py_True;
+}
+
+/* The stage of a module: that which `watch` gave it, or the common one; borrowed. */
+static inline PyObject *stage_name(const Decorated *d, PyObject *module) {
+    PyObject *names = extra(d, NAMES), *name = NULL;
+    if (UNLIKELY(PyDict_GET_SIZE(names) > 0)) {
+        PyObject *key = PyLong_FromVoidPtr(module), *entry = key == NULL ? NULL : PyDict_GetItemWithError(names, key);
+        Py_XDECREF(key);
+        if (entry != NULL && PyTuple_CheckExact(entry) && PyTuple_GET_SIZE(entry) == 2)
+            name = PyTuple_GET_ITEM(entry, 1);
+        PyErr_Clear();
+    }
+    return name != NULL ? name : extra(d, NAME);
+}
+
+static inline int is_inside(const Decorated *d) {
+    PyObject *inside = NULL;
+    if (UNLIKELY(PyContextVar_Get(extra(d, INSIDE), NULL, &inside) < 0))
+        PyErr_Clear();
+    Py_XDECREF(inside);
+    return inside == Py_True;
+}
+
+static PyObject *timed_forward(Decorated *d, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    PyObject *span = recorder_stage((PyObject *)d->rec, stage_name(d, args[0]));
+    PyObject *token = PyContextVar_Set(extra(d, INSIDE), Py_True);
+    if (UNLIKELY(token == NULL))
+        PyErr_Clear();
+    PyObject *entered = PyObject_Vectorcall(span, NULL, 0, NULL);
+    if (UNLIKELY(entered == NULL))
+        PyErr_Clear();
+    PyObject *result = PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    PyObject *type = NULL, *value = NULL, *traceback = NULL;
+    if (UNLIKELY(result == NULL))
+        PyErr_Fetch(&type, &value, &traceback);
+    PyObject *const left[] = {type != NULL ? type : Py_None, Py_None, Py_None};
+    PyObject *ended = entered == NULL ? NULL : PyObject_Vectorcall(span, left, 3, NULL);
+    if (UNLIKELY(ended == NULL || (token != NULL && PyContextVar_Reset(extra(d, INSIDE), token) < 0)))
+        PyErr_Clear();
+    Py_XDECREF(ended);
+    Py_XDECREF(entered);
+    Py_XDECREF(token);
+    Py_DECREF(span);
+    if (UNLIKELY(result == NULL))
+        PyErr_Restore(type, value, traceback);
+    return result;
+}
+
+static PyObject *call_forward(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Decorated *d = (Decorated *)self;
+    if (LIKELY(is_inside(d)) || UNLIKELY(!d->rec->enabled || PyVectorcall_NARGS(nargsf) < 1 || !says(extra(d, PATCH), str_active)))
+        return PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    if (UNLIKELY(says(extra(d, TIMER), str_enabled)))
+        return PyObject_Vectorcall(extra(d, SLOW), args, nargsf, kwnames);
+    return timed_forward(d, args, nargsf, kwnames);
+}
+
+/* note(began_ns, result, self, *args, **kwargs); what it raises is dropped unless it is an interrupt. */
+SLOW_PATH static int tell(const Decorated *d, int64_t began, PyObject *result, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    Py_ssize_t total = n + (kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames));
+    PyObject **all = PyMem_Malloc((size_t)(total + 2) * sizeof *all), *start = PyLong_FromLongLong(began), *told = NULL;
+    if (all != NULL && start != NULL) {
+        all[0] = start;
+        all[1] = result;
+        memcpy(all + 2, args, (size_t)total * sizeof *all);
+        told = PyObject_Vectorcall(extra(d, NOTE), all, (size_t)n + 2, kwnames);
+    }
+    PyMem_Free(all);
+    Py_XDECREF(start);
+    Py_XDECREF(told);
+    if (told != NULL)
+        return 0;
+    if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+static PyObject *call_move(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Decorated *d = (Decorated *)self;
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    if (UNLIKELY(!d->rec->enabled || n < 1))
+        return PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    if (UNLIKELY(says(extra(d, TIMER), str_enabled)))
+        return PyObject_Vectorcall(extra(d, SLOW), args, nargsf, kwnames);
+    int64_t began = rec_now(d->rec);
+    PyObject *result = PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    if (result == NULL || LIKELY(result == args[0]) || says(result, str_is_cpu) == says(args[0], str_is_cpu))
+        return result;
+    if (says(extra(d, PATCH), str_active) && tell(d, began, result, args, n, kwnames) < 0)
+        Py_CLEAR(result);
+    return result;
+}
+
+static PyObject *call_read(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Decorated *d = (Decorated *)self;
+    int here = UNLIKELY(!d->rec->enabled || PyVectorcall_NARGS(nargsf) < 1) || says(args[0], str_is_cpu);
+    return PyObject_Vectorcall(here ? d->func : extra(d, SLOW), args, nargsf, kwnames);
+}
+
+/* _stand_in(kind, method, extras); see `inferscope.integration.stand_in`. */
+static PyObject *recorder_stand_in(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    const char *kind = nargs == 3 && PyUnicode_Check(args[0]) ? PyUnicode_AsUTF8(args[0]) : NULL;
+    vectorcallfunc call = kind == NULL ? NULL : kind[0] == 'f' ? call_forward : kind[0] == 'm' ? call_move : kind[0] == 'r' ? call_read : NULL;
+    if (call == NULL || !PyTuple_CheckExact(args[2]) || PyTuple_GET_SIZE(args[2]) != EXTRAS || !PyDict_CheckExact(PyTuple_GET_ITEM(args[2], NAMES))) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "_stand_in() takes 'forward', 'move' or 'read', a method and a tuple of seven");
+        return NULL;
+    }
+    return decorated_new((Recorder *)self, args[1], args[1], args[2], call);
+}
+
+static PyMethodDef stand_in_method = {"_stand_in", (PyCFunction)(void (*)(void))recorder_stand_in, METH_FASTCALL, NULL};
+
+int stand_in_setup(void) {
+    str_active = PyUnicode_InternFromString("active");
+    str_enabled = PyUnicode_InternFromString("enabled");
+    str_is_cpu = PyUnicode_InternFromString("is_cpu");
+    PyObject *descriptor = PyDescr_NewMethod(&Recorder_Type, &stand_in_method);
+    int rc = str_active == NULL || str_enabled == NULL || str_is_cpu == NULL || descriptor == NULL
+                 ? -1
+                 : PyDict_SetItemString(Recorder_Type.tp_dict, stand_in_method.ml_name, descriptor);
+    Py_XDECREF(descriptor);
+    return rc;
+}
