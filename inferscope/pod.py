@@ -25,19 +25,20 @@ if TYPE_CHECKING:
 __all__ = ["Announcement", "Pod", "Slot", "lease", "safe_name"]
 
 SLOT_LIMIT: Final = 128
-OBJECTIVE_LIMIT: Final = 8
+OBJECTIVE_LIMIT: Final = 40
+"""Rows of counts of one worker: objectives, what else they promise, and triggers (`detect.watch.ROW_LIMIT`)."""
 PARTS: Final = 5
 """Numbers of an objective: requests, exceeding, errors, severe, excluded."""
 STALE_NS: Final = 10_000_000_000
 """A worker whose counts are older than this is taken for gone."""
-_VERSION: Final = 3
+_VERSION: Final = 4
 _FIELDS: Final = ("version", "sequence", "state", "onset", "until", "slot", "warm", "leader", "token", "name")
 # Native layout: an aligned number is copied whole, so that no reader in another process sees half of it.
 _HEADER: Final = struct.Struct("@qqqqqqqqq128s")
 _CELL: Final = struct.Struct("@" + "q" * (2 + PARTS * OBJECTIVE_LIMIT))  # token, heartbeat, then the parts by objective
 _BEAT: Final = struct.Struct("@qq")
 _HEADER_SIZE: Final = 256
-_CELL_SIZE: Final = 384
+_CELL_SIZE: Final = 1664
 _INSTANCE_NAMESPACE: Final = uuid.UUID("6f2b5c2e-7d0e-5b1b-9d57-1c0f5e5a9c11")
 
 

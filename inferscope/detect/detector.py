@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from inferscope.clock import NS_PER_S
 from inferscope.detect.burnrate import BurnRate
 from inferscope.detect.edetector import MixtureDetector, Tick
+from inferscope.detect.phases import COOLDOWN_S, Cooldown, Firing, Phase
 
 if TYPE_CHECKING:
+    from inferscope.detect.counting import Counts
     from inferscope.detect.slo import SLO
 
 __all__ = ["Detector", "Firing", "Phase"]
 
-Phase = Literal["warming", "armed", "open", "cooldown"]
-
-COOLDOWN_S: Final = 600.0
-LONGEST_COOLDOWN_S: Final = 3600.0
 _SEVERE_NS: Final = 10 * NS_PER_S
 _SEVERE_SHARE: Final = 0.3
 _CLOSING_TICKS: Final = 25
-
-
-class Firing(NamedTuple):
-    """Evidence passed the threshold."""
-
-    trigger: str
-    onset_ns: int
-    requests: int
-    exceeding: int
-    statistic: float
-    design_effect: float
 
 
 class _Judge(Protocol):
@@ -89,6 +76,8 @@ class Detector:
     Args:
         slo: The objective.
         trigger: `e_detector` or `burn_rate`.
+        told_as: What firings are called. Default: after what fired.
+        allowed: Share of bad requests that is allowed. Default: 1 - the objective's quantile.
         fleet_size: Processes that judge the same service; see `MixtureDetector`.
         warmup_s: Warm-up ends this long after the first request, or
         warmup_requests: after this many requests, whichever comes first, or at `mark_ready()`. Requests until then are counted, not judged.
@@ -100,6 +89,8 @@ class Detector:
         slo: SLO,
         *,
         trigger: str = "e_detector",
+        told_as: str | None = None,
+        allowed: float | None = None,
         fleet_size: int = 1,
         warmup_s: float = 300.0,
         warmup_requests: int = 2000,
@@ -112,13 +103,10 @@ class Detector:
         self.excluded = 0
         """Profiled requests that were not judged."""
         self.opened_ns: int | None = None
-        self.until_ns: int | None = None
-        """When the cooldown ends."""
-        self.cooldown_s = cooldown_s
-        self._base_cooldown_s = cooldown_s
+        self._cooldown = Cooldown(cooldown_s)
         self._warmup_ns, self._warmup_limit = int(warmup_s * NS_PER_S), warmup_requests
-        self._allowed = 1.0 - slo.quantile
-        self._trigger = trigger
+        self._allowed = 1.0 - slo.quantile if allowed is None else allowed
+        self._trigger, self._told_as = trigger, told_as
         self._latency: _Judge = BurnRate(self._allowed) if trigger == "burn_rate" else MixtureDetector(self._allowed, fleet_size)
         self._errors = MixtureDetector(slo.max_error_rate, fleet_size) if slo.max_error_rate is not None else None
         self._severe = _Severe(self._allowed, MixtureDetector(self._allowed, fleet_size).threshold + math.log(6.0))
@@ -127,9 +115,17 @@ class Detector:
         self._start_ns = 0
         self._counts = [0, 0, 0]
         self._closing: deque[tuple[Tick, int]] = deque()
-        self._closed_ns = 0
         self._remembered: tuple[Any, Any] = (None, None)
-        self._fingerprint: str | None = None
+
+    @property
+    def until_ns(self) -> int | None:
+        """When the cooldown ends."""
+        return self._cooldown.until_ns
+
+    @property
+    def cooldown_s(self) -> float:
+        """How long the next cooldown, or the present one, lasts."""
+        return self._cooldown.length_s
 
     @property
     def statistic(self) -> float:
@@ -148,11 +144,12 @@ class Detector:
 
     def note_cause(self, fingerprint: str) -> None:
         """Tell the cause of the latest incident: the cooldown doubles when it is the previous one's, and starts over when it is not."""
-        repeated = fingerprint == self._fingerprint
-        self._fingerprint = fingerprint
-        self.cooldown_s = min(2.0 * self.cooldown_s, LONGEST_COOLDOWN_S) if repeated else self._base_cooldown_s
-        if self.phase == "cooldown":
-            self.until_ns = self._closed_ns + int(self.cooldown_s * NS_PER_S)
+        self._cooldown.note_cause(fingerprint)
+
+    def judge(self, now_ns: int, row: Counts) -> Firing | None:
+        """As `update`, from a row of counts."""
+        fired = self.update(now_ns, row[0], row[1], row[2], severe=row[3], excluded=row[4])
+        return fired if fired is None or self._told_as is None else fired._replace(trigger=self._told_as)
 
     def update(self, now_ns: int, n: int, k: int, errors: int = 0, *, severe: int = 0, excluded: int = 0) -> Firing | None:
         """Take the counts since the previous call.
@@ -169,6 +166,8 @@ class Detector:
             What fired, in the armed state only.
         """
         self.excluded += excluded
+        if self._last_ns is not None and now_ns < self._last_ns:
+            self._clock_went_back(now_ns)
         since_ns = self._last_ns if self._last_ns is not None else now_ns - NS_PER_S
         self._last_ns = now_ns
         if self._first_ns is None and n:
@@ -176,7 +175,7 @@ class Detector:
         if self.phase == "warming":
             self._warm(now_ns, n)
             return None
-        if self.phase == "cooldown" and self.until_ns is not None and now_ns >= self.until_ns:
+        if self.phase == "cooldown" and self._cooldown.over(now_ns):
             self._arm()
         fired = self._severe.update(now_ns, since_ns, n, severe) if self.phase == "armed" else None
         tick = self._tick(now_ns, since_ns, n, k, errors)
@@ -187,6 +186,18 @@ class Detector:
         if fired is not None:
             self._open(now_ns)
         return fired
+
+    def _clock_went_back(self, now_ns: int) -> None:
+        """Instants before and after cannot be compared: drop the evidence, keep the phase and what is known of bursts."""
+        self._last_ns, self._counts = None, [0, 0, 0]
+        if self.opened_ns is not None:
+            self.opened_ns = min(self.opened_ns, now_ns)
+        self._first_ns = None
+        self._closing.clear()
+        self._latency.reset()
+        self._severe.reset()
+        if self._errors is not None:
+            self._errors.reset()
 
     def _warm(self, now_ns: int, n: int) -> None:
         self.warmup_requests += n
@@ -232,7 +243,8 @@ class Detector:
         self._closing.clear()
 
     def _arm(self) -> None:
-        self.phase, self.until_ns = "armed", None
+        self.phase = "armed"
+        self._cooldown.end()
         self._latency.reset()
         self._severe.reset()
         if self._errors is not None:
@@ -257,8 +269,8 @@ class Detector:
             self._latency.unlearn(self._remembered[0])
             if self._errors is not None:
                 self._errors.unlearn(self._remembered[1])
-        self.phase, self._closed_ns = "cooldown", now_ns
-        self.until_ns = now_ns + int(self.cooldown_s * NS_PER_S)
+        self.phase = "cooldown"
+        self._cooldown.begin(now_ns)
 
     def _holds(self, ticks: list[tuple[Tick, int]]) -> bool:
         requests = sum(tick.requests for tick, _ in ticks)

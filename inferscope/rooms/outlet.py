@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inferscope import guard, semconv
 from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
 from inferscope.diagnose.incident import load as load_incident
-from inferscope.export import ExportBatch, Exporter, Objective, Total, breach_event, capture_event, incident_event, request_totals
+from inferscope.export import (
+    Bands,
+    ExportBatch,
+    Exporter,
+    Objective,
+    Total,
+    application_resource,
+    breach_event,
+    capture_event,
+    current_span,
+    incident_event,
+    publish,
+    request_totals,
+)
 from inferscope.host.resource import resource
+from inferscope.settings import UNNAMED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,17 +58,32 @@ class Outlet:
                 scale=settings.otlp_scale,
                 series_limit=settings.series_limit,
             )
+        self._bands = Bands() if settings.export_bands else None
         self.begin()
+
+    def listen(self) -> None:
+        """Let collectors of a Prometheus registry read our numbers, and kept requests ask for the application's span."""
+        publish(self._batch)
+        self._rooms.recorder.trace_context = current_span
+
+    def silence(self) -> None:
+        """The opposite."""
+        publish(None)
+        self._rooms.recorder.trace_context = None
 
     def begin(self) -> None:
         """Totals count from now on: at start and in a forked child."""
         self._start_unix_ns = now_ns() + unix_offset_ns()
         self._exported_ns = 0
+        if self._bands is not None:
+            self._bands.clear()
 
     def retain(self, window: Window, lock_sites: Iterable[LockSite]) -> None:
         """Hand over the window's retained requests, from which spans and exemplars are made later."""
         if self.exporter is not None and window.records:
             self.exporter.retain(window.records, window.columns, {site.site_id: site.site for site in lock_sites})
+        if self._bands is not None:
+            self._bands.add(window)
 
     def export(self, timeout_s: float, *, force: bool) -> bool:
         """Send what is due; `force` sends although the interval is not over. Returns whether all of it was delivered."""
@@ -64,29 +93,41 @@ class Outlet:
         moment = now_ns()
         if force or moment - self._exported_ns >= self._settings.export_interval_s * NS_PER_S:
             self._exported_ns = moment
-            self._offer(exporter, moment)
+            exporter.offer(self._batch(moment))
         return exporter.flush(timeout_s) if force else exporter.run_once(timeout_s)
 
     def close(self, deadline: float) -> None:
         """Deliver what is left before `deadline` (`time.monotonic`)."""
+        self.silence()
         if self.exporter is not None:
-            self._offer(self.exporter, now_ns())
+            self.exporter.offer(self._batch())
             self.exporter.shutdown(max(0.05, deadline - time.monotonic()))
 
-    def _offer(self, exporter: Exporter, moment_ns: int) -> None:
+    def _batch(self, moment_ns: int | None = None) -> ExportBatch:
+        """Everything as of the last tick."""
         rooms = self._rooms
         objectives = tuple(
             Objective(slo.name, slo.request_name, slo.threshold_ns, slo.quantile, slo.model, slo.cls) for slo in rooms.trigger.slos
         )
         totals = (*request_totals(rooms.aggregator.totals(), objectives), *self._own_totals())
-        own = resource(self._settings.service, self._settings.version, rooms.pod.slot.instance_id)
-        exporter.offer(ExportBatch(rooms.aggregator.cumulative(), totals, self._start_unix_ns, moment_ns + unix_offset_ns(), own))
+        if self._bands is not None:
+            totals += self._bands.totals()
+        now_unix_ns = (now_ns() if moment_ns is None else moment_ns) + unix_offset_ns()
+        return ExportBatch(rooms.aggregator.cumulative(), totals, self._start_unix_ns, now_unix_ns, self._resource())
+
+    def _resource(self) -> dict[str, Any]:
+        """Ours over the application's: what it sends and what we send belong together."""
+        own = resource(self._settings.service, self._settings.version, self._rooms.pod.slot.instance_id)
+        theirs = application_resource()
+        if self._settings.service == UNNAMED and semconv.SERVICE_NAME in theirs:
+            own.pop(semconv.SERVICE_NAME)
+        return {**theirs, **own}
 
     def _own_totals(self) -> list[Total]:
         """What we cost and what failed of ours."""
         spent = [
             Total(semconv.SELF_OVERHEAD, used / NS_PER_S, (("thread.name", f"inferscope-{name}"),))
-            for name, used in self._rooms.overhead_ns.items()
+            for name, used in dict(self._rooms.overhead_ns).items()
         ]
         # "export" is the exporter's own count of deliveries that failed.
         failed = [
@@ -104,7 +145,7 @@ class Outlet:
             return
         incident = load_incident(directory)
         causes = "+".join(share.name for share in incident.attribution[:2])
-        self._rooms.trigger.note_cause(breach.slo, f"{breach.request}:{causes}")
+        self._rooms.trigger.note_cause(breach.slo, f"{breach.request}:{causes}", breach.trigger)
         if exporter is not None:
             exporter.event(incident_event(incident, digest))
             for kept in incident.captures:

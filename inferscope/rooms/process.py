@@ -17,8 +17,7 @@ from inferscope.capture.held import Sources, objective_json
 from inferscope.capture.incident import IncidentKeeper
 from inferscope.capture.request_scoped import RequestScopedCapture
 from inferscope.clock import NS_PER_S
-from inferscope.detect import Trigger, count, edges_by_request
-from inferscope.detect.slo import Counts
+from inferscope.detect import Counts, Trigger, edges_by_request
 from inferscope.device.room import DeviceRoom
 from inferscope.errors import CaptureRefusedError, ConfigurationError
 from inferscope.host import process
@@ -79,7 +78,7 @@ class Rooms:
         """CPU time of our own threads, by their names; kept by the runtime."""
         self.off: set[str] = set()
         """Parts that an operator switched off on demand: `capture`, `export`."""
-        self._counts = [[0] * pod.PARTS for _ in self.trigger.slos]
+        self._counts = [[0] * pod.PARTS for _ in range(self.trigger.width)]
         self._horizon_lock = threading.Lock()
 
     def activate(self) -> None:
@@ -94,6 +93,7 @@ class Rooms:
             self._listen()
         if self.exporter is not None:
             self.exporter.open(self.pod.slot.directory)
+        self.outlet.listen()
         self.keeper = IncidentKeeper(self._sources(), self.capture)
 
     def _take_place(self) -> pod.Pod:
@@ -168,7 +168,7 @@ class Rooms:
         self.pod = pod.Pod(pod.Slot(0, None, "", -1))
         self.keeper = None
         self.overhead_ns = {}
-        self._counts = [[0] * pod.PARTS for _ in self.trigger.slos]
+        self._counts = [[0] * pod.PARTS for _ in range(self.trigger.width)]
         self.trigger = _trigger(self.settings)
         self.gc.stop()
         self.gc = GcPauses(self.recorder)
@@ -211,8 +211,8 @@ class Rooms:
             self.horizon.add(window, sites, breathe)
 
     def _judge(self, window: Window, moment_ns: int) -> Breach | None:
-        for row, slo in zip(self._counts, self.trigger.slos, strict=True):
-            for part, value in enumerate(count(slo, window)):
+        for row, seen in zip(self._counts, self.trigger.rows(window), strict=True):
+            for part, value in enumerate(seen):
                 row[part] += value
         if guard.is_off("pod") and self.pod.slot.directory is not None:
             self._leave_pod()
