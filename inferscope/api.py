@@ -63,6 +63,9 @@ class Keywords(TypedDict, total=False):
     """Scale of exponential histograms, 3 to 8; default 5, whose buckets are at most 1.08 % off."""
     series_limit: int | None
     """Metric series this process may export, default 100; the rest is one overflow series."""
+    export_bands: bool | None
+    """Whether time by latency band and stage leaves too, so that a tail can be attributed over a whole fleet; at most 750 series more,
+    default False."""
     budget: CaptureBudget | None
     """What captures may cost; default `CaptureBudget()`."""
     warmup_s: float | None

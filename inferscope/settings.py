@@ -18,10 +18,12 @@ from inferscope.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["KEYS", "Settings", "flag", "load", "parse_slo", "read"]
+__all__ = ["KEYS", "UNNAMED", "Settings", "flag", "load", "parse_slo", "read"]
 
 FILE_SCHEMA: Final = 1
 PREFIX: Final = "INFERSCOPE_"
+UNNAMED: Final = "unknown_service"
+"""What OpenTelemetry calls a service that nobody named."""
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 
@@ -30,7 +32,7 @@ _FALSE: Final = frozenset({"0", "false", "no", "off"})
 class Settings:
     """What the runtime is built from; every field has its default here and its accepted form in `KEYS`."""
 
-    service: str = "unknown_service"
+    service: str = UNNAMED
     version: str | None = None
     slo: tuple[Any, ...] = ()
     """`SLO` values from code, mappings of its keywords from the environment or a file."""
@@ -41,6 +43,7 @@ class Settings:
     export_interval_s: float = 10.0
     otlp_scale: int = 5
     series_limit: int = 100
+    export_bands: bool = False
     budget: Any = None
     """A `CaptureBudget`; None is its default."""
     warmup_s: float = 300.0
@@ -148,6 +151,7 @@ KEYS: Final[Mapping[str, tuple[Callable[[Any], Any], str]]] = {
     "export_interval_s": (_number(float, 0.1, 3600.0), "seconds between 0.1 and 3600"),
     "otlp_scale": (_number(int, 3, 8), "an integer from 3 to 8"),
     "series_limit": (_number(int, 1, 500), "an integer from 1 to 500"),
+    "export_bands": (_boolean, "true or false"),
     "budget": (lambda value: value, "a CaptureBudget"),
     "warmup_s": (_number(float, 0.0, 86400.0), "seconds from 0 to 86400"),
     "warmup_requests": (_number(int, 0, 10_000_000), "an integer from 0 to 10000000"),

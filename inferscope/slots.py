@@ -18,23 +18,20 @@ class Slots:
 
     Attributes:
         on_model_loaded: Called with (name, module) by `watch` and the torch integration.
-        trace_context: Returns (trace id, span id) in hex of the application's sampled span, or None.
         on_stop: Called when a server has told the application to end: what is pending leaves now, because a signal may end the process.
         on_copy: Called with (direction, bytes, start_ns, end_ns, flags, site) after each copy that Python can see.
     """
 
-    __slots__ = ("on_copy", "on_model_loaded", "on_stop", "trace_context")
+    __slots__ = ("on_copy", "on_model_loaded", "on_stop")
 
     def __init__(self) -> None:
         self.on_model_loaded: Callable[[str, Any], None] | None = None
-        self.trace_context: Callable[[], tuple[str, str] | None] | None = None
         self.on_stop: Callable[[], object] | None = None
         self.on_copy: Callable[[str, int, int, int, int, str | None], None] | None = None
 
     def clear(self) -> None:
         """Empty every slot."""
         self.on_model_loaded = None
-        self.trace_context = None
         self.on_stop = None
         self.on_copy = None
 

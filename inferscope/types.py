@@ -138,8 +138,8 @@ class RequestRecord:
     vector: tuple[int, ...]
     """Nanoseconds by column index; shorter than the column list when columns were added later."""
     spans: tuple[SpanRecord, ...]
-    trace: tuple[str, str] | None = None
-    """Trace id and span id in hex, when the application's span was sampled."""
+    trace: tuple[str, ...] | None = None
+    """Trace id and span id of the application's span in hex, and a third item, `unsampled`, when nobody keeps that span."""
 
     @property
     def profiled(self) -> bool:

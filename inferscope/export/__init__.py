@@ -7,7 +7,8 @@ or opens a connection when no endpoint is configured.
 from __future__ import annotations
 
 from inferscope.export.exporter import Exporter
-from inferscope.export.otlp.context import sampled_span
+from inferscope.export.otlp.bands import Bands
+from inferscope.export.otlp.context import application_resource, current_span
 from inferscope.export.otlp.logs import Event, breach_event, capture_event, incident_event
 from inferscope.export.otlp.metrics import ExportBatch, class_attributes
 from inferscope.export.otlp.series import Total
@@ -17,6 +18,7 @@ from inferscope.export.ring import read_ring
 from inferscope.export.store import StoredEvent, StoredWindow, read_store
 
 __all__ = [
+    "Bands",
     "Event",
     "ExportBatch",
     "Exporter",
@@ -24,14 +26,15 @@ __all__ = [
     "StoredEvent",
     "StoredWindow",
     "Total",
+    "application_resource",
     "breach_event",
     "capture_event",
     "class_attributes",
+    "current_span",
     "incident_event",
     "prometheus_collector",
     "publish",
     "read_ring",
     "read_store",
     "request_totals",
-    "sampled_span",
 ]

@@ -27,7 +27,7 @@ class Request:
     size: float | None
     items: int
     error: str | None
-    trace: tuple[str, str] | None
+    trace: tuple[str, ...] | None
     wanted: bool
     profiled: bool
     @property
@@ -80,7 +80,7 @@ class _Noop:
     size: float | None
     items: int
     error: str | None
-    trace: tuple[str, str] | None
+    trace: tuple[str, ...] | None
     start_ns: int
     open: bool
     wanted: bool
@@ -108,6 +108,8 @@ class Recorder:
     lock_holds: bool
     """Whether locks time their holds, which blame needs; without it an uncontended lock reads no clock."""
     cpu_mode: Literal["auto", "on", "off"]
+    trace_context: Callable[[], tuple[str, ...] | None] | None
+    """Called when a request is kept, where it finishes; returns the ids of the application's span."""
     @property
     def clock_source(self) -> Literal["monotonic", "tsc", "custom"]: ...
     def __new__(cls, *, clock: Callable[[], int] | None = None) -> Self: ...

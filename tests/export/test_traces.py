@@ -10,7 +10,7 @@ import pytest
 from inferscope import semconv
 from inferscope.aggregate.window import Aggregator
 from inferscope.export import Event, ExportBatch, Exporter, read_ring
-from inferscope.export.otlp.context import sampled_span
+from inferscope.export.otlp.context import UNSAMPLED, application_resource, current_span
 from inferscope.export.otlp.exemplars import Exemplars
 from inferscope.export.otlp.traces import KEEP, Identity, Selection, request_spans
 from inferscope.export.otlp.wire import Reply
@@ -100,6 +100,13 @@ def test_the_trace_of_the_application_is_joined():
     root, child = request_spans(record(trace=APP, spans=[span(2, 6, 7)]), COLUMNS, Identity(), 0)
     assert (root.trace_id, root.parent_id) == APP
     assert child.trace_id == APP[0]
+    assert root.links == ()
+
+
+def test_a_span_that_nobody_keeps_is_linked_and_never_a_parent():
+    root, child = request_spans(record(trace=(*APP, UNSAMPLED), spans=[span(2, 6, 7)]), COLUMNS, Identity(), 0)
+    assert root.parent_id is None
+    assert root.trace_id == child.trace_id != APP[0]
     assert root.links == (APP,)
 
 
@@ -334,20 +341,33 @@ def test_a_forked_child_forgets_the_parent_s_requests(make):
         assert receiver.spans() == []
 
 
-def test_the_application_s_span_is_found_only_while_it_is_open_and_sampled():
+def test_the_application_s_span_is_found_while_it_is_open_and_marked_when_nobody_keeps_it():
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-    assert sampled_span() is None
-    with TracerProvider(shutdown_on_exit=False).get_tracer("app").start_as_current_span("handle") as span:
-        context = span.get_span_context()
-        assert sampled_span() == (trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id))
+    assert current_span() is None
+    with TracerProvider(shutdown_on_exit=False).get_tracer("app").start_as_current_span("handle") as opened:
+        context = opened.get_span_context()
+        assert current_span() == (trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id))
     with TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False).get_tracer("app").start_as_current_span("handle"):
-        assert sampled_span() is None
+        assert current_span()[2:] == (UNSAMPLED,)
+
+
+def test_the_application_s_resource_is_read_and_no_provider_is_made(monkeypatch):
+    from opentelemetry import trace
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    assert application_resource() == {}
+    assert trace._TRACER_PROVIDER is None
+    provider = TracerProvider(resource=Resource({"service.name": "shop", "team": "risk", "list": ("a",)}), shutdown_on_exit=False)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    assert application_resource() == {"service.name": "shop", "team": "risk"}
 
 
 def test_a_service_without_opentelemetry_pays_no_import(monkeypatch):
     monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
-    assert sampled_span() is None
+    assert current_span() is None
+    assert application_resource() == {}
     assert "opentelemetry.trace" not in sys.modules

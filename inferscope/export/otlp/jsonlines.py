@@ -100,7 +100,7 @@ def _span(item: TraceSpan) -> str:
         )
         parts.append(f',"events":[{events}]')
     if item.links:
-        links = ",".join(f'{{"traceId":"{trace}","spanId":"{other}","flags":257}}' for trace, other in item.links)
+        links = ",".join(f'{{"traceId":"{trace}","spanId":"{other}","flags":256}}' for trace, other in item.links)
         parts.append(f',"links":[{links}]')
     parts.append(',"status":{"code":2}}' if item.error else "}")
     return "".join(parts)

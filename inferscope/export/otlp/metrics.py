@@ -26,6 +26,8 @@ __all__ = ["DeltaTracker", "ExportBatch", "SeriesBuilder", "class_attributes", "
 FOLD_NS: Final = 300 * 1_000_000_000
 """Delta windows that failed are folded into the next for at most this long."""
 
+_OWN_CAP: Final = frozenset({semconv.BAND_TIME, semconv.BAND_REQUESTS})
+"""Asked for on purpose and bounded where they are made (`bands.SERIES_LIMIT`)."""
 _OVERFLOW: Final[Attributes] = ((semconv.ATTR_OVERFLOW, True),)
 
 
@@ -188,7 +190,7 @@ class SeriesBuilder:
     def _admit(self, name: str, attributes: Attributes, *, first_class: bool) -> bool:
         """Sticky, so that a series never moves in or out of the overflow and cumulative numbers stay monotone."""
         key = (name, attributes)
-        if key in self._admitted:
+        if key in self._admitted or name in _OWN_CAP:
             return True
         if key in self._refused:
             return False

@@ -221,7 +221,7 @@ def span(item: TraceSpan) -> bytes:
             for event in item.events
         ],
         links=[
-            trace_pb2.Span.Link(trace_id=bytes.fromhex(trace), span_id=bytes.fromhex(other), flags=_SAMPLED | _KNOWN_LOCAL)
+            trace_pb2.Span.Link(trace_id=bytes.fromhex(trace), span_id=bytes.fromhex(other), flags=_KNOWN_LOCAL)  # not sampled
             for trace, other in item.links
         ],
     )

@@ -3,7 +3,8 @@
 Only requests that were kept for a reason become spans: those above the objective, the profiled and a few of the slowest. A request is one
 root span with its stages, copies and queues as children; waits for locks and garbage collections are events of the span they fell into.
 Ids are a keyed hash of the record, so that an exemplar and the span it names agree without either keeping a table, and a record that is
-sent twice has the same ids. The application's trace is joined where its span was sampled; else the root has no parent.
+sent twice has the same ids. The application's trace is joined where its span was sampled; else the root has no parent, and a link to the
+span that nobody kept.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import semconv
 from inferscope.clock import NS_PER_S
+from inferscope.export.otlp.context import UNSAMPLED
 from inferscope.export.otlp.metrics import class_attributes
 from inferscope.types import Reason, SpanFlag
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from inferscope.export.otlp.series import Attributes
     from inferscope.types import Column, RequestRecord, SpanRecord
 
-__all__ = ["KEEP", "REQUEST_LIMIT", "Identity", "Selection", "SpanEvent", "TraceSpan", "joined_trace", "request_spans"]
+__all__ = ["KEEP", "REQUEST_LIMIT", "Identity", "Selection", "SpanEvent", "TraceSpan", "joined_trace", "linked_trace", "request_spans"]
 
 REQUEST_LIMIT: Final = 64
 """Requests of one export that become spans."""
@@ -70,9 +72,22 @@ class TraceSpan:
 
 def joined_trace(record: RequestRecord) -> tuple[str, str] | None:
     """Trace and span id of the application's sampled span, where the record has ids of the right form."""
-    if record.trace is None or not all(map(_HEX.fullmatch, record.trace)):
+    return None if _unsampled(record) else _ids(record)
+
+
+def linked_trace(record: RequestRecord) -> tuple[str, str] | None:
+    """The same of a span that was not sampled: to join it would make orphans of ours, so it is only named."""
+    return _ids(record) if _unsampled(record) else None
+
+
+def _unsampled(record: RequestRecord) -> bool:
+    return record.trace is not None and record.trace[2:] == (UNSAMPLED,)
+
+
+def _ids(record: RequestRecord) -> tuple[str, str] | None:
+    if record.trace is None or len(record.trace) < 2 or not all(map(_HEX.fullmatch, record.trace[:2])):
         return None
-    trace, span = record.trace
+    trace, span = record.trace[:2]
     return (trace, span) if len(trace) == 32 and len(span) == 16 and trace.strip("0") and span.strip("0") else None
 
 
@@ -148,7 +163,7 @@ def request_spans(
         sites: Code that held a lock, by the id in the wait's `aux`.
     """
     trace_id, root_id = identity.trace(record)
-    joined = joined_trace(record)
+    joined, linked = joined_trace(record), linked_trace(record)
     kinds = [columns[span.column].kind for span in record.spans]
     events: dict[int, list[SpanEvent]] = {}
     children: list[tuple[int, SpanRecord, int]] = []
@@ -167,7 +182,7 @@ def request_spans(
         end_unix_ns=record.start_ns + record.wall_ns + offset_ns,
         attributes=_root_attributes(record, columns),
         events=tuple(events.get(-1, ())),
-        links=(joined,) if joined else (),
+        links=(linked,) if linked else (),
         error=record.error is not None,
     )
     return (

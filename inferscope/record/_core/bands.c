@@ -81,6 +81,18 @@ static int retention_reasons(Recorder *rec, const Request *r, int band) {
     return reasons;
 }
 
+/* The application's span, looked up for kept requests alone: on the thread and in the context that finish the request. */
+static void ask_trace(Recorder *rec, Request *r) {
+    PyObject *ids = PyObject_CallNoArgs(rec->trace_context);
+    if (ids == NULL) {
+        swallow_error();
+        rec->hook_errors++;
+    } else if (PyTuple_Check(ids)) {
+        Py_XSETREF(r->trace, Py_NewRef(ids));
+    }
+    Py_XDECREF(ids);
+}
+
 static void retain(Recorder *rec, const Request *r, int band, int reasons) {
     size_t vector_bytes = (size_t)rec->column_count * sizeof(int64_t), slot_bytes = (size_t)r->slot_count * sizeof(Slot);
     Retained *k = NULL;
@@ -135,8 +147,11 @@ void class_fold(Recorder *rec, Request *r) {
     else
         count_unprofiled(rec, r, band);
     int reasons = retention_reasons(rec, r, band);
-    if (reasons != 0)
-        retain(rec, r, band, reasons);
+    if (reasons == 0)
+        return;
+    if (UNLIKELY(rec->trace_context != NULL) && r->trace == NULL && (reasons & ~REASON_RESERVOIR))
+        ask_trace(rec, r);
+    retain(rec, r, band, reasons);
 }
 
 void retained_free(Retained *k) {

@@ -181,6 +181,7 @@ struct Recorder {
     PyObject *clock;
     PyObject *var; /* ContextVar holding the current Request */
     PyObject *on_start, *on_enter, *on_exit, *on_finish;
+    PyObject *trace_context; /* asked for the application's span when a request is kept; NULL for nobody */
     StageCache stage_cache[STAGE_CACHE];
     ClassCache class_cache[CLASS_CACHE];
     PyObject *columns;      /* list of (kind, name) */

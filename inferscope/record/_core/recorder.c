@@ -311,11 +311,24 @@ static PyObject *get_clock(PyObject *self, void *closure) {
     return PyUnicode_FromString(names[(int)((Recorder *)self)->clock_mode]);
 }
 
+static PyObject *get_trace_context(PyObject *self, void *closure) {
+    PyObject *asked = ((Recorder *)self)->trace_context;
+    (void)closure;
+    return Py_NewRef(asked != NULL ? asked : Py_None);
+}
+
+static int set_trace_context(PyObject *self, PyObject *value, void *closure) {
+    (void)closure;
+    Py_XSETREF(((Recorder *)self)->trace_context, value == NULL || value == Py_None ? NULL : Py_NewRef(value));
+    return 0;
+}
+
 static PyGetSetDef recorder_getset[] = {
     {"clock_source", get_clock, NULL, "What instants come from: monotonic, tsc or custom.", NULL},
     {"enabled", get_flag, set_flag, "Hot switch; False hands out no-op objects.", (void *)offsetof(Recorder, enabled)},
     {"armed", get_flag, set_flag, "Whether on_start is called at each request start.", (void *)offsetof(Recorder, armed)},
     {"lock_holds", get_flag, set_flag, "Whether locks time their holds too.", (void *)offsetof(Recorder, lock_holds)},
+    {"trace_context", get_trace_context, set_trace_context, "Called when a request is kept; returns the ids of the application's span.", NULL},
     {"cpu_mode", get_cpu_mode, set_cpu_mode, "When thread CPU and context switches are read: auto, on or off.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -353,6 +366,7 @@ static int recorder_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(rec->on_enter);
     Py_VISIT(rec->on_exit);
     Py_VISIT(rec->on_finish);
+    Py_VISIT(rec->trace_context);
     return 0;
 }
 
@@ -363,6 +377,7 @@ static int recorder_clear(PyObject *self) {
     Py_CLEAR(rec->on_enter);
     Py_CLEAR(rec->on_exit);
     Py_CLEAR(rec->on_finish);
+    Py_CLEAR(rec->trace_context);
     rec->clock_mode = CLOCK_SYSTEM;
     Py_CLEAR(rec->clock);
     return 0;

@@ -12,7 +12,7 @@ from inferscope.record.pure.critical import critical_path, pack
 from inferscope.record.pure.decorate import decorate
 from inferscope.record.pure.host import thread_switches, whole
 from inferscope.record.pure.span import POSITIONS, Mark, Span
-from inferscope.types import COLUMN_LIMIT, SpanFlag
+from inferscope.types import COLUMN_LIMIT, Reason, SpanFlag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +129,7 @@ class Request:
         self.top = None
         self.wanted = False
         self.profiled = False
-        self.trace: tuple[str, str] | None = None
+        self.trace: tuple[str, ...] | None = None
         self.error: str | None = None
         self.spans: list[Span | Mark] = []
         self.vector = _BLANK
@@ -320,6 +320,8 @@ class Request:
         of = self._of
         reasons = recorder.retention.decide(of, wall_ns, row, profiled=self.profiled)
         if reasons and recorder.retention.room():
+            if self.trace is None and reasons & ~Reason.RESERVOIR:
+                recorder.ask_trace(self)
             band = row if row >= 0 else of.row_of(wall_ns)
             vector = array("q", self.vector[: len(recorder.registry.columns)]).tobytes()
             spans = pack(self.spans, self.native_id)

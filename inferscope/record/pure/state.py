@@ -103,6 +103,8 @@ class Shared:
         self.on_enter: SpanHook | None = None
         self.on_exit: SpanHook | None = None
         self.on_finish: FinishHook | None = None
+        self.trace_context: Callable[[], tuple[str, ...] | None] | None = None
+        """Called when a request is kept, where it finishes; returns the ids of the application's span."""
 
     def failed(self) -> None:
         """Count a failure of ours; to be called in its `except` block. Raises it again when `INFERSCOPE_STRICT=1`."""
@@ -139,5 +141,13 @@ class Shared:
         try:
             if self.on_finish is not None:
                 self.on_finish(request, wall_ns)
+        except Exception:  # noqa: BLE001 - a hook of another room
+            self.losses.hook_errors += 1
+
+    def ask_trace(self, request: Request) -> None:
+        """Note the application's span of a request that is kept."""
+        try:
+            if self.trace_context is not None:
+                request.trace = self.trace_context()
         except Exception:  # noqa: BLE001 - a hook of another room
             self.losses.hook_errors += 1
