@@ -21,6 +21,7 @@ from inferscope.export.otlp.series import Total
 from inferscope.types import BAND_COUNT
 
 if TYPE_CHECKING:
+    from inferscope.export.otlp.series import Attributes
     from inferscope.types import ClassKey, ClassWindow, Column, IntArray, Window
 
 __all__ = ["BANDS", "OTHER", "SERIES_LIMIT", "STAGES", "Bands", "layout"]
@@ -115,8 +116,9 @@ class Bands:
         for (key, _), held in tuple(self._classes.items()):
             named = {place: self._columns[column].label for column, place in tuple(held.names.items())} | {STAGES: OTHER}
             np.maximum(held.shown, held.sums, out=held.shown)
-            for band in np.flatnonzero(held.counts).tolist():
-                about = (*class_attributes(key), (semconv.ATTR_BAND, held.uppers[band]))
+            occupied: list[int] = np.flatnonzero(held.counts).tolist()
+            for band in occupied:
+                about: Attributes = (*class_attributes(key), (semconv.ATTR_BAND, held.uppers[band]))
                 found.append(Total(semconv.BAND_REQUESTS, int(held.counts[band]), about))
                 found += [
                     Total(semconv.BAND_TIME, int(held.shown[band, place]) / NS_PER_S, (*about, (semconv.ATTR_STAGE, named[place])))

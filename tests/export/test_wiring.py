@@ -1,0 +1,113 @@
+"""A whole process: what it shows to a Prometheus registry, whose trace its spans join, and what its bands say."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import inferscope
+from inferscope import semconv
+from inferscope.testing.receiver import OtlpReceiver
+
+MS = 1e-3
+
+
+def busy(seconds):
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def serve(slow=0.0, name="wired"):
+    with inferscope.request(name):
+        with inferscope.stage("model"):
+            busy(0.2 * MS)
+        if slow:
+            with inferscope.stage("rules"):
+                busy(slow)
+
+
+@pytest.fixture
+def receiver(tmp_path):
+    with OtlpReceiver() as found:
+        inferscope.configure(
+            service="wired",
+            slo=[inferscope.SLO("wired", p99_ms=5), inferscope.SLO("banded", p99_ms=5)],
+            endpoint=found.url,
+            state_dir=tmp_path,
+            export_interval_s=0.2,
+            export_bands=True,
+            capture=False,
+            warmup_s=3600,
+            warmup_requests=1_000_000,
+        )
+        yield found
+        inferscope.shutdown()
+
+
+def test_a_registry_reads_the_running_instance_and_nothing_afterwards(receiver):
+    client = pytest.importorskip("prometheus_client")
+    from inferscope.export import prometheus_collector
+
+    registry = client.CollectorRegistry()
+    registry.register(prometheus_collector())
+    for _ in range(10):
+        serve()
+    assert inferscope.flush(2.0)
+    counted = [s for family in registry.collect() for s in family.samples if s.labels.get("inferscope_request") == "wired"]
+    assert {s.value for s in counted if s.name in {"inferscope_requests_total", "inferscope_request_duration_seconds_count"}} == {10}
+    inferscope.shutdown()
+    assert list(registry.collect()) == []
+
+
+def test_spans_join_the_application_s_trace_when_it_is_sampled_and_link_to_it_when_not(receiver):
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+    before = trace._TRACER_PROVIDER
+    ids = []
+    for sampler in (None, ALWAYS_OFF):
+        provider = TracerProvider(**({} if sampler is None else {"sampler": sampler}), shutdown_on_exit=False)
+        with provider.get_tracer("app").start_as_current_span("handle") as span:
+            serve(slow=6 * MS)
+            ids.append(span.get_span_context())
+    assert inferscope.flush(2.0)
+    assert trace._TRACER_PROVIDER is before, "no global provider is set by us"
+    roots = sorted(receiver.spans("wired"), key=lambda span: span.start_unix_ns)
+    joined, own = roots[-2:]
+    assert (joined.trace_id, joined.parent_id) == (format(ids[0].trace_id, "032x"), format(ids[0].span_id, "016x"))
+    assert own.parent_id is None
+    assert own.links == ((format(ids[1].trace_id, "032x"), format(ids[1].span_id, "016x")),)
+    known = {span.span_id for span in receiver.spans()} | {joined.parent_id}
+    assert all(span.parent_id in known for span in receiver.spans() if span.parent_id), "no orphan"
+
+
+def test_bands_add_up_to_all_requests_and_all_their_time(receiver):
+    for i in range(30):
+        serve(slow=6 * MS if i % 10 == 0 else 0.0, name="banded")
+    assert inferscope.flush(2.0)
+    newest = {}
+    for point in receiver.metrics():
+        newest[point.name, tuple(sorted(point.attributes.items()))] = point
+    found = [point for point in newest.values() if point.attributes.get(semconv.ATTR_REQUEST) == "banded"]
+    requests = [point for point in found if point.name == semconv.BAND_REQUESTS]
+    times = [point for point in found if point.name == semconv.BAND_TIME]
+    above = {point.attributes[semconv.ATTR_BAND] for point in requests if float(point.attributes[semconv.ATTR_BAND]) > 0.005}
+    assert sum(point.value for point in requests) == 30
+    assert sum(point.value for point in requests if point.attributes[semconv.ATTR_BAND] in above) == 3
+    assert {point.attributes[semconv.ATTR_STAGE] for point in times} <= {
+        "model",
+        "rules",
+        "unattributed",
+        "gc:gen0",
+        "gc:gen1",
+        "gc:gen2",
+        "other",
+    }
+    wall = sum(point.value for point in times)
+    (duration,) = [point for point in found if point.name == semconv.REQUEST_DURATION]
+    assert wall == pytest.approx(duration.buckets.total, rel=1e-6)
+    rules = sum(p.value for p in times if p.attributes[semconv.ATTR_STAGE] == "rules" and p.attributes[semconv.ATTR_BAND] in above)
+    assert rules == pytest.approx(0.018, rel=0.5)
