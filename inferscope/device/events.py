@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from inferscope.clock import NS_PER_S, now_ns
 from inferscope.device.backends import BACKENDS, Backend
+from inferscope.device.memory import StageMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,8 @@ class Counts(NamedTuple):
     """Failing calls."""
     events_created: int
     quarantined: int
+    host_only: int
+    """Spans without a device half: their work ended on another device."""
 
 
 class Channel:
@@ -79,7 +82,7 @@ class Channel:
         self.pool: deque[Any] = deque()
         self.quarantine: list[Any] = []
         self.weight = 1.0
-        self.created = self.recorded = self.delivered = self.drawn_out = self.dropped = self.lost = self.errors = 0
+        self.created = self.recorded = self.delivered = self.drawn_out = self.dropped = self.lost = self.errors = self.elsewhere = 0
         self._make_event = make_event
         self._all: list[Any] = []
         # Bound once: each is called at every mark.
@@ -159,6 +162,11 @@ class Channel:
         """Forget a start whose work failed or was none."""
         self.pool.append(started[0])
 
+    def host_only(self, started: Started) -> None:
+        """Forget a start whose work ended on another device: what this one did says little of it."""
+        self.pool.append(started[0])
+        self.elsewhere += 1
+
     def _drawn(self, request: Any) -> bool:
         identity = self._left + self.drawn_out if request is None else request.id
         return (identity * _MIX) % _WHOLE < self._threshold
@@ -219,8 +227,9 @@ class Channel:
     def counts(self) -> Counts:
         """Running totals."""
         return Counts(
-            self.recorded, self.delivered, self.drawn_out, self.dropped, self.lost, self.errors, self.created, len(self.quarantine)
-        )
+            self.recorded, self.delivered, self.drawn_out, self.dropped, self.lost, self.errors, self.created, len(self.quarantine),
+            self.elsewhere,
+        )  # fmt: skip
 
     def leak(self) -> None:
         """Let no event ever be destroyed: in a forked child, and at the end of a process, whose driver may be gone (pytorch#97142)."""
@@ -241,6 +250,7 @@ class DeviceTimer:
 
     Attributes:
         enabled: Whether spans are taken; the harvester switches it on, since nobody would read them without one.
+        memory: What stages take of each device's memory.
     """
 
     def __init__(self, clock: Callable[[], int] = now_ns, per_second: int = PER_SECOND) -> None:
@@ -249,6 +259,7 @@ class DeviceTimer:
         self.channels: dict[Any, Channel] = {}
         self._lock = threading.Lock()
         self.clock = clock
+        self.memory = StageMemory(clock)
 
     def channel(self, device: Any) -> Channel | None:
         """The channel of a device that the application uses, or None: call it only with the device of a tensor that exists.
@@ -293,6 +304,7 @@ class DeviceTimer:
         self._lock = threading.Lock()
         self._leave()
         self.channels = {}
+        self.memory.reset()
 
     def status(self) -> dict[str, Any]:
         """State and totals by device."""

@@ -1,27 +1,23 @@
-"""What the NVIDIA driver says of each card, through nvidia-ml-py: the only device-wide evidence, since others may share the card.
+"""NVIDIA's driver, through nvidia-ml-py; see `monitor` for what holds for every driver.
 
-The driver's lock is held during a call (MangoHud#2104), so one thread asks, at most once a second, few cheap things, and never a request's. What a
-card or a container does not tell is None, never zero: utilisation of a MIG parent, memory without permission. A card that is lost is not asked
-again.
+MIG instances are cards of their own: their parent does not tell its utilisation, and they do not tell theirs (dask#8739), which leaves it
+unknown. Process ids and structures that changed size between drivers (nvitop#226, nvidia-docker#1483) are not asked for at all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from inferscope.clock import NS_PER_S, now_ns
+from inferscope.clock import now_ns
+from inferscope.device.monitor import Card, DriverMonitor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Card", "NvmlMonitor", "uuid_of"]
+__all__ = ["Card", "NvmlMonitor"]
 
-PERIOD_NS: Final = NS_PER_S
-KEPT: Final = 900
-"""Samples a card that `busy` looks back on: a quarter of an hour."""
 _NEVER: Final = frozenset({"NVMLError_NotSupported", "NVMLError_NoPermission", "NVMLError_FunctionNotFound"})
 _SLOWED: Final = {
     "sw_power_cap": 0x4,
@@ -32,95 +28,83 @@ _SLOWED: Final = {
     "hw_power_brake": 0x80,
 }
 """Bits of `nvmlDeviceGetCurrentClocksEventReasons` that mean slower clocks than asked for (nvml.h)."""
+_EVENTS_A_LOOK: Final = 16
+_MIG_ON: Final = 1
 
 
-class Card(NamedTuple):
-    """One card at one moment; None is unknown."""
+class NvmlMonitor(DriverMonitor):
+    """Asks `libnvidia-ml.so.1`."""
 
-    uuid: str
-    utilization: float | None
-    """Fraction of the driver's last period in which any kernel, of any process, was resident."""
-    memory_used_bytes: int | None
-    memory_total_bytes: int | None
-    clock_hz: int | None
-    """Streaming multiprocessors'."""
-    slowed: tuple[str, ...] | None
-    """Why the clocks are lower than asked for."""
-    lost: bool
-
-
-def uuid_of(device: Any) -> str | None:
-    """UUID of a CUDA device that the application uses: NVML's order is not that of CUDA_VISIBLE_DEVICES."""
-    if device.type != "cuda":
-        return None
-    try:
-        import torch
-
-        api: Any = torch  # parts of it carry no types
-        return f"GPU-{api.cuda.get_device_properties(device.index).uuid}"
-    except Exception:  # noqa: BLE001  (an older torch, or a lost device)
-        return None
-
-
-class NvmlMonitor:
-    """Asks the driver; `run_once` from one thread of ours.
-
-    Args:
-        clock: For tests.
-
-    Attributes:
-        off: Why nothing is asked; empty while it is.
-    """
+    name = "nvml"
 
     def __init__(self, clock: Callable[[], int] = now_ns) -> None:
-        self.off = ""
-        self._clock = clock
-        self._nvml: Any = None
-        self._handles: dict[str, Any] = {}
-        self._silent: dict[str, set[str]] = {}
-        self._lost: set[str] = set()
-        self._asked = -PERIOD_NS
-        self._cards: tuple[Card, ...] = ()
-        self._busy: dict[str, deque[tuple[int, float]]] = {}
+        super().__init__(clock)
+        self._events: Any = None
 
-    def open(self) -> bool:
-        """Load the driver's library and find the cards; whether there is something to ask."""
-        if self._nvml is not None or self.off:
-            return not self.off
+    def _open(self) -> str:
         try:
             nvml: Any = importlib.import_module("pynvml")
         except ImportError:
-            self.off = "nvidia-ml-py is not installed"
-            return False
+            return "nvidia-ml-py is not installed"
         try:
             nvml.nvmlInit()
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-            self._handles = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+            self._library = nvml
+            for index in range(nvml.nvmlDeviceGetCount()):
+                self._add(nvml.nvmlDeviceGetHandleByIndex(index))
         except Exception as error:  # noqa: BLE001  (no driver, no permission: said in the status)
-            self.off = f"the driver's library cannot be used ({type(error).__name__})"
-            return False
-        self._nvml = nvml
-        if not self._handles:
-            self.off = "the driver shows no card"
-        return not self.off
+            self.close()
+            return f"the driver's library cannot be used ({type(error).__name__})"
+        self._subscribe()
+        return ""
 
-    def run_once(self) -> tuple[Card, ...]:
-        """The cards now; those of the last time when it was less than a second ago."""
-        now = self._clock()
-        if now - self._asked < PERIOD_NS or not self.open():
-            return self._cards
-        self._asked = now
-        self._cards = tuple(self._read(uuid) for uuid in self._handles)
-        for card in self._cards:
-            if card.utilization is not None:
-                self._busy.setdefault(card.uuid, deque(maxlen=KEPT)).append((now, card.utilization))
-        return self._cards
+    def _add(self, handle: Any) -> None:
+        nvml = self._library
+        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        self._handles[uuid] = handle
+        with contextlib.suppress(Exception):  # a container may hide the bus; the UUID is enough
+            place = nvml.nvmlDeviceGetPciInfo(handle)
+            self._pci[uuid] = f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}"
+        with contextlib.suppress(Exception):  # not a card that can be divided, or an old library
+            if nvml.nvmlDeviceGetMigMode(handle)[0] == _MIG_ON:
+                self._pci.pop(uuid, None)  # torch sees an instance under its parent's place on the bus
+                for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                    self._add_instance(handle, index)
+
+    def _add_instance(self, parent: Any, index: int) -> None:
+        with contextlib.suppress(Exception):  # this place holds no instance
+            instance = self._library.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
+            self._handles[_text(self._library.nvmlDeviceGetUUID(instance))] = instance
+
+    def _subscribe(self) -> None:
+        """Hear of XID errors, where that is supported."""
+        nvml = self._library
+        with contextlib.suppress(Exception):
+            events, heard = nvml.nvmlEventSetCreate(), False
+            for handle in self._handles.values():
+                with contextlib.suppress(Exception):
+                    nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+                    heard = True
+            if heard:
+                self._events = events
+
+    def _listen(self) -> Iterator[tuple[str, int]]:
+        nvml = self._library
+        for _ in range(_EVENTS_A_LOOK if self._events is not None else 0):
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+            except Exception as error:  # noqa: BLE001  (nothing happened, which is the rule; or a card is gone, and nothing will be heard)
+                if type(error).__name__ != "NVMLError_Timeout":
+                    self._events = None
+                return
+            yield uuid, int(event.eventData)
 
     def _read(self, uuid: str) -> Card:
-        nvml = self._nvml
+        nvml = self._library
         used = self._ask(uuid, "nvmlDeviceGetUtilizationRates")
         memory = self._ask(uuid, "nvmlDeviceGetMemoryInfo")
         clock = self._ask(uuid, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)
+        other = self._ask(uuid, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)
         reasons = self._ask(uuid, "nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:  # its name before R535
             reasons = self._ask(uuid, "nvmlDeviceGetCurrentClocksThrottleReasons")
@@ -133,37 +117,30 @@ class NvmlMonitor:
             clock_hz=None if clock is None else int(clock) * 1_000_000,
             slowed=None if reasons is None else tuple(name for name, bit in _SLOWED.items() if reasons & bit),
             lost=uuid in self._lost,
+            memory_clock_hz=None if other is None else int(other) * 1_000_000,
         )
 
-    def _ask(self, uuid: str, name: str, *args: Any) -> Any:
-        silent = self._silent.setdefault(uuid, set())
-        if uuid in self._lost or name in silent:
-            return None
-        try:
-            return getattr(self._nvml, name)(self._handles[uuid], *args)
-        except Exception as error:  # noqa: BLE001  (unknown, this time or for good)
-            kind = type(error).__name__
-            if kind == "NVMLError_GpuIsLost":
-                self._lost.add(uuid)
-            elif kind in _NEVER or isinstance(error, AttributeError):
-                silent.add(name)
-            return None
+    def _power_and_temperature(self, uuid: str) -> tuple[float | None, float | None]:
+        nvml = self._library
+        power = self._ask(uuid, "nvmlDeviceGetPowerUsage")
+        heat = self._ask(uuid, "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+        return None if power is None else power / 1000, None if heat is None else float(heat)
 
-    def busy(self, uuids: Iterable[str], from_ns: int, to_ns: int) -> float | None:
-        """Mean utilisation of the busiest of these cards over a period; None when none told."""
-        means: list[float] = []
-        for uuid in uuids:
-            seen = [share for moment, share in self._busy.get(uuid, ()) if from_ns <= moment <= to_ns]
-            if seen:
-                means.append(sum(seen) / len(seen))
-        return max(means, default=None)
+    def _failed(self, uuid: str, call: str, error: Exception) -> None:
+        kind = type(error).__name__
+        if kind == "NVMLError_GpuIsLost":
+            self._lost.add(uuid)
+        elif kind in _NEVER:
+            self._silent[uuid].add(call)
 
     def close(self) -> None:
         """Let go of the driver."""
-        if self._nvml is not None:
+        if self._library is not None:
             with contextlib.suppress(Exception):
-                self._nvml.nvmlShutdown()
-            self._nvml = None
+                if self._events is not None:
+                    self._library.nvmlEventSetFree(self._events)
+                self._library.nvmlShutdown()
+        self._library = self._events = None
         self._handles.clear()
 
 

@@ -13,7 +13,7 @@ from inferscope.device.copies import CopyTimes
 from inferscope.device.events import DeviceTimer, timer
 from inferscope.device.harvest import Harvester
 from inferscope.device.memory import AllocatorMonitor, Memory
-from inferscope.device.nvml import Card, NvmlMonitor, uuid_of
+from inferscope.device.monitor import Card, DriverMonitor, identity_of, monitor_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,11 +38,12 @@ class DeviceRoom:
         self._timer = spans_from
         self.harvester = Harvester(spans_from, recorder)
         self.copies = CopyTimes()
-        self.nvml = NvmlMonitor()
+        self._driver: DriverMonitor | None = None
         self._allocator = AllocatorMonitor(spans_from)
         self._memory: list[Memory] = []
         self._cards: tuple[Card, ...] = ()
         self._uuids: dict[Any, str | None] = {}
+        """By device, as the driver calls its card; None where it does not know it."""
         self.harvester.sinks.append(self.copies.add)
 
     @property
@@ -59,50 +60,74 @@ class DeviceRoom:
         return self.harvester.run_once(breathe)
 
     def monitor(self) -> None:
-        """Read allocators, and the driver where a CUDA device is in use."""
-        if not self._timer.channels:
+        """Read the driver where a device in use has one, and the allocators."""
+        devices = list(self._timer.channels)
+        if not devices:
             return
-        self._memory = self._allocator.sample()
-        for device in list(self._timer.channels):
-            if device.type == "cuda" and device not in self._uuids:
-                self._uuids[device] = uuid_of(device)
-        if self._uuids:
-            self._cards = self.nvml.run_once()
+        for device in devices:
+            if device not in self._uuids:
+                self._uuids[device] = self._find(device)
+        if self._driver is not None:
+            self._cards = self._driver.run_once()
+        self._memory = self._allocator.sample(self._left)
+
+    def _find(self, device: Any) -> str | None:
+        """The driver's name for a device; the first device that has one decides which driver is asked."""
+        identity = identity_of(device)
+        if identity is None:
+            return None
+        if self._driver is None:
+            self._driver = monitor_for(device)
+        self._driver.run_once()
+        return self._driver.find(identity)
+
+    def _left(self, device: Any) -> tuple[int, int] | None:
+        """Free and total bytes of a device's card."""
+        uuid = self._uuids.get(device)
+        for card in self._cards:
+            if card.uuid == uuid and card.memory_used_bytes is not None and card.memory_total_bytes is not None:
+                return card.memory_total_bytes - card.memory_used_bytes, card.memory_total_bytes
+        return None
 
     def stop(self) -> None:
         """Take no more spans, deliver what is finished, let go of the driver."""
         self.harvester.stop()
         with guard.guard("nvml"):
-            self.nvml.close()
+            if self._driver is not None:
+                self._driver.close()
 
     def evidence(self, from_ns: int, to_ns: int) -> dict[str, Any]:
         """What an incident keeps of a period.
 
         Returns:
             `busy` is device-wide and comes from the driver, else None; `own_spans` is only what this process's timed spans cover, by device: it
-            shows that a card was busy, never that it was idle.
+            shows that a card was busy, never that it was idle. `faults` are XID errors of the cards in use.
         """
         in_use = [uuid for uuid in self._uuids.values() if uuid is not None]
-        busy = self.nvml.busy(in_use, from_ns, to_ns)
+        driver = self._driver
+        busy = None if driver is None else driver.busy(in_use, from_ns, to_ns)
         return {
             "busy": busy,
-            "source": None if busy is None else "nvml",
+            "source": None if driver is None or busy is None else driver.name,
             "own_spans": self.harvester.busy(from_ns, to_ns),
             "copies": self.copies.evidence(),
             "memory": [row._asdict() for row in self._memory],
+            "memory_by_stage": self._timer.memory.evidence(self._memory),
             "cards": [card._asdict() for card in self._cards if card.uuid in in_use],
+            "faults": [] if driver is None else [fault._asdict() for fault in driver.faults(from_ns, to_ns) if fault.uuid in in_use],
         }
 
     def status(self) -> dict[str, Any]:
         """State and totals by device, and of the driver."""
+        driver = self._driver
         return {
             "devices": self.harvester.status(),
-            "nvml": f"off: {self.nvml.off}" if self.nvml.off else "on" if self._uuids else "not asked",
+            "driver": "not asked" if driver is None else f"off: {driver.off}" if driver.off else f"on: {driver.name}",
         }
 
     def after_fork(self) -> None:
         """In a forked child: nothing of the parent's devices is ours."""
         self.harvester.after_fork()
         self.copies.reset()
-        self.nvml = NvmlMonitor()
+        self._driver = None
         self._memory, self._cards, self._uuids = [], (), {}

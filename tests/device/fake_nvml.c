@@ -1,17 +1,34 @@
-/* A driver's library for tests: two cards whose answers are set through fake_set(). */
+/* A driver's library for tests: two cards whose answers are set through fake_set(), the second of which may hold a MIG instance. fake_follow()
+ * takes the utilisation of the cards from the file that simulated accelerators share. */
+#include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 typedef int status;
 typedef struct { unsigned gpu, memory; } utilization;
 typedef struct { unsigned long long total, free, used; } memory_info;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_info_v2;
 
-static long values[2][8]; /* 0 utilisation, 1 used MiB, 2 clock MHz, 3 reasons */
-static int failures[2][8];
-static int calls, failing_init;
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci;
+typedef struct { void *device; unsigned long long type, data; unsigned instance, compute; } event;
 
-static int card(void *handle) { return handle == (void *)&values[1]; }
+static long values[3][8]; /* 0 utilisation, 1 used MiB, 2 clock MHz, 3 reasons, 4 power mW, 5 temperature; the third is the instance */
+static int failures[3][8];
+static int calls, failing_init, instances, subscribed[3];
+static struct { int card; unsigned long long xid; } events[8];
+static int event_count;
+static const int64_t *shared;
+static int64_t seen_total[2], seen_at[2];
+
+static int card(void *handle) {
+    for (int index = 0; index < 3; index++)
+        if (handle == (void *)&values[index]) return index;
+    return 0;
+}
 
 #define ANSWER(field) \
     calls++; \
@@ -22,6 +39,30 @@ void fake_set(int which, int field, long value, int failure) {
     failures[which][field] = failure;
 }
 void fake_init_fails(int failure) { failing_init = failure; }
+void fake_divide(int into) { instances = into; }
+void fake_xid(int which, unsigned long long xid) {
+    if (event_count < 8) {
+        events[event_count].card = which;
+        events[event_count++].xid = xid;
+    }
+}
+int fake_follow(const char *path) {
+    int file = open(path, O_RDONLY);
+    void *mapped = file < 0 ? MAP_FAILED : mmap(NULL, 2 * 2 * sizeof(int64_t), PROT_READ, MAP_SHARED, file, 0);
+    if (file >= 0) close(file);
+    shared = mapped == MAP_FAILED ? NULL : mapped;
+    return shared != NULL;
+}
+/* Percent since the last call, as a driver tells it; -1 at the first one. */
+static int followed(int which) {
+    struct timespec moment;
+    clock_gettime(CLOCK_MONOTONIC, &moment);
+    int64_t now = moment.tv_sec * 1000000000LL + moment.tv_nsec, total = shared[2 * which + 1];
+    int percent = seen_at[which] == 0 || now == seen_at[which] ? -1 : (int)(100 * (total - seen_total[which]) / (now - seen_at[which]));
+    seen_total[which] = total;
+    seen_at[which] = now;
+    return percent > 100 ? 100 : percent;
+}
 int fake_calls(void) { return calls; }
 
 status nvmlInit_v2(void) { return failing_init; }
@@ -31,12 +72,64 @@ const char *nvmlErrorString(status result) { (void)result; return "planted"; }
 status nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
 status nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)&values[index]; return 0; }
 status nvmlDeviceGetUUID(void *handle, char *text, unsigned length) {
-    snprintf(text, length, "GPU-0000000%d-aaaa-bbbb-cccc-dddddddddddd", card(handle) + 1);
+    const char *kind = card(handle) == 2 ? "MIG" : "GPU";
+    snprintf(text, length, "%s-0000000%d-aaaa-bbbb-cccc-dddddddddddd", kind, card(handle) + 1);
+    return 0;
+}
+status nvmlDeviceGetPciInfo_v3(void *handle, pci *found) {
+    memset(found, 0, sizeof *found);
+    found->bus = 0x3b + (unsigned)card(handle);
+    return 0;
+}
+status nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *pending) {
+    if (card(handle) != 1) return 3;
+    *now = *pending = instances > 0;
+    return 0;
+}
+status nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) { (void)handle; *count = 7; return 0; }
+status nvmlDeviceGetMigDeviceHandleByIndex(void *parent, unsigned index, void **handle) {
+    (void)parent;
+    if (index != 0) return 6; /* not found */
+    *handle = (void *)&values[2];
+    return 0;
+}
+status nvmlEventSetCreate(void **set) { *set = (void *)events; return 0; }
+status nvmlEventSetFree(void *set) { (void)set; memset(subscribed, 0, sizeof subscribed); return 0; }
+status nvmlDeviceRegisterEvents(void *handle, unsigned long long kinds, void *set) {
+    (void)set;
+    if (kinds != 8) return 2;
+    if (card(handle) == 2) return 3; /* an instance has none of its own */
+    subscribed[card(handle)] = 1;
+    return 0;
+}
+status nvmlEventSetWait_v2(void *set, event *found, unsigned timeout) {
+    (void)set;
+    (void)timeout;
+    if (event_count == 0) return 10; /* timeout */
+    if (!subscribed[events[0].card]) return 999;
+    memset(found, 0, sizeof *found);
+    found->device = (void *)&values[events[0].card];
+    found->type = 8;
+    found->data = events[0].xid;
+    memmove(events, events + 1, sizeof events[0] * (size_t)--event_count);
+    return 0;
+}
+status nvmlDeviceGetPowerUsage(void *handle, unsigned *found) {
+    ANSWER(4);
+    *found = (unsigned)values[card(handle)][4];
+    return 0;
+}
+status nvmlDeviceGetTemperature(void *handle, unsigned sensor, unsigned *found) {
+    ANSWER(5);
+    (void)sensor;
+    *found = (unsigned)values[card(handle)][5];
     return 0;
 }
 status nvmlDeviceGetUtilizationRates(void *handle, utilization *found) {
     ANSWER(0);
-    found->gpu = (unsigned)values[card(handle)][0];
+    int percent = shared != NULL && card(handle) < 2 ? followed(card(handle)) : (int)values[card(handle)][0];
+    if (percent < 0) return 999;
+    found->gpu = (unsigned)percent;
     found->memory = 0;
     return 0;
 }
@@ -49,8 +142,7 @@ status nvmlDeviceGetMemoryInfo(void *handle, memory_info *found) {
 }
 status nvmlDeviceGetClockInfo(void *handle, unsigned kind, unsigned *found) {
     ANSWER(2);
-    (void)kind;
-    *found = (unsigned)values[card(handle)][2];
+    *found = kind == 2 ? 2619 : (unsigned)values[card(handle)][2];
     return 0;
 }
 #ifndef OLD_DRIVER

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from inferscope.device.nvml import NvmlMonitor, uuid_of
+from inferscope.device.monitor import CardFault, Identity, identity_of, monitor_for
+from inferscope.device.nvml import NvmlMonitor
 
 pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
 
 FIRST, SECOND = (f"GPU-0000000{number}-aaaa-bbbb-cccc-dddddddddddd" for number in (1, 2))
-UTILIZATION, USED, CLOCK, REASONS = range(4)
+INSTANCE = "MIG-00000003-aaaa-bbbb-cccc-dddddddddddd"
+A_LOOK, WITH_POWER = 5, 2
+"""Calls of one look at a card."""
+UTILIZATION, USED, CLOCK, REASONS, POWER, TEMPERATURE = range(6)
 NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, LOST, UNKNOWN = 3, 4, 9, 15, 999
 
 
@@ -44,10 +48,11 @@ class Clock:
 
 @pytest.fixture
 def driver(library):
-    for card in (0, 1):
-        for field, value in ((UTILIZATION, 35), (USED, 1024), (CLOCK, 1980), (REASONS, 0)):
+    for card in (0, 1, 2):
+        for field, value in ((UTILIZATION, 35), (USED, 1024), (CLOCK, 1980), (REASONS, 0), (POWER, 312_500), (TEMPERATURE, 61)):
             library.fake_set(card, field, value, 0)
     library.fake_init_fails(0)
+    library.fake_divide(0)
     return library
 
 
@@ -80,7 +85,7 @@ def test_what_is_not_told_is_unknown_and_not_asked_again(driver, monitor, failur
     before = driver.fake_calls()
     monitor.advance()
     monitor.run_once()
-    assert driver.fake_calls() - before == 2 + 4
+    assert driver.fake_calls() - before == (A_LOOK - 2) + A_LOOK
 
 
 def test_a_passing_failure_is_asked_again(driver, monitor) -> None:
@@ -95,12 +100,12 @@ def test_a_lost_card_is_left_alone(driver, monitor) -> None:
     driver.fake_set(0, UTILIZATION, 35, LOST)
     first, second = monitor.run_once()
     assert first.lost
-    assert first[1:6] == (None,) * 5
+    assert (first.utilization, first.memory_used_bytes, first.clock_hz, first.slowed) == (None,) * 4
     assert not second.lost
     before = driver.fake_calls()
     monitor.advance()
     assert monitor.run_once()[0].lost
-    assert driver.fake_calls() - before == 4
+    assert driver.fake_calls() - before == A_LOOK
 
 
 def test_the_driver_is_asked_once_a_second_at_most(driver, monitor) -> None:
@@ -154,8 +159,59 @@ def test_an_older_driver_has_the_older_name(tmp_path) -> None:
     assert done.stdout.splitlines() == ["[('hw_slowdown',), ('hw_slowdown',)]", "False"]
 
 
-def test_only_cuda_devices_have_a_card(sim) -> None:
+def test_power_and_temperature_are_asked_rarely(driver, monitor) -> None:
+    first, _ = monitor.run_once()
+    assert (first.power_w, first.temperature_c, first.memory_clock_hz) == (312.5, 61.0, 2_619_000_000)
+    driver.fake_set(0, POWER, 400_000, 0)
+    for number in range(1, 11):
+        before = driver.fake_calls()
+        monitor.advance()
+        first, _ = monitor.run_once()
+        assert first.power_w == (400.0 if number == 10 else 312.5)
+        assert driver.fake_calls() - before == 2 * (A_LOOK + (WITH_POWER if number == 10 else 0))
+
+
+def test_what_a_card_reports_as_broken_is_heard_of_once(driver, monitor) -> None:
+    monitor.run_once()
+    start = monitor._clock()
+    driver.fake_xid(1, 79)
+    driver.fake_xid(0, 13)
+    monitor.advance()
+    monitor.run_once()
+    now = monitor._clock()
+    assert monitor.faults(start, now) == [CardFault(SECOND, now, 79), CardFault(FIRST, now, 13)]
+    monitor.advance()
+    monitor.run_once()
+    assert len(monitor.faults(0, monitor._clock())) == 2
+    assert monitor.faults(now + 1, monitor._clock()) == []
+
+
+def test_an_instance_of_a_divided_card_is_a_card_that_tells_less(driver, monitor) -> None:
+    driver.fake_divide(1)
+    driver.fake_set(1, UTILIZATION, 0, NOT_SUPPORTED)  # the parent's, as on a real one
+    driver.fake_set(2, UTILIZATION, 0, NOT_SUPPORTED)
+    driver.fake_set(2, USED, 512, 0)
+    _, parent, instance = monitor.run_once()
+    assert (parent.uuid, parent.utilization) == (SECOND, None)
+    assert (instance.uuid, instance.utilization, instance.memory_used_bytes) == (INSTANCE, None, 512 << 20)
+    assert monitor.busy([INSTANCE, SECOND], 0, monitor._clock()) is None
+    assert monitor.find(Identity(INSTANCE.removeprefix("MIG-"), "0000:3c:00")) == INSTANCE
+
+
+def test_a_card_is_found_by_uuid_or_by_its_place_on_the_bus(driver, monitor) -> None:
+    monitor.run_once()
+    assert monitor.find(Identity(SECOND.removeprefix("GPU-").upper(), None)) == SECOND
+    assert monitor.find(Identity(None, "0000:3b:00")) == FIRST
+    assert monitor.find(Identity("of-another-machine", "0000:99:00")) is None
+
+
+def test_a_device_is_identified_by_what_torch_knows_of_it(sim) -> None:
     import torch
 
-    assert uuid_of(torch.device("sim", 0)) is None
-    assert uuid_of(torch.device("cuda", 0)) is None  # a build without CUDA has nothing to say
+    device = torch.device("sim", 0)
+    assert identity_of(device) is None
+    sim.identify("00000001-aaaa-bbbb-cccc-dddddddddddd")
+    assert identity_of(device) == Identity("00000001-aaaa-bbbb-cccc-dddddddddddd", None)
+    assert identity_of(torch.device("sim", 1)) is None
+    assert identity_of(torch.device("cuda", 0)) is None  # a build without CUDA has nothing to say
+    assert monitor_for(device).name == "nvml"

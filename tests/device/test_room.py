@@ -39,7 +39,7 @@ def test_a_room_delivers_evidence_and_stops(sim) -> None:
     assert found["memory"][0]["device"] == "sim:0"
     assert found["cards"] == []
     assert room.status()["devices"]["sim:0"]["delivered"] == 8
-    assert room.status()["nvml"] == "not asked"
+    assert room.status()["driver"] == "not asked"
     room.stop()
     assert not room._timer.enabled
     kinds = {held.kind for held in Aggregator(recorder).tick(10**12).series}

@@ -14,6 +14,7 @@ from inferscope.testing.accelerator._build import library
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
 __all__ = ["Accelerator", "Operation", "load"]
 
@@ -83,10 +84,11 @@ class Accelerator:
 
     def __init__(self, core: ctypes.CDLL) -> None:
         self._core = core
+        self._uuids: tuple[str, ...] = ()
         core.sim_now.restype = ctypes.c_int64
         core.sim_error.restype = ctypes.c_char_p
         core.sim_name.restype = ctypes.c_char_p
-        for name in ("sim_log_size", "sim_log_copy", "sim_counters"):
+        for name in ("sim_log_size", "sim_log_copy", "sim_counters", "sim_card_total"):
             getattr(core, name).restype = ctypes.c_int64
         core.sim_log_copy.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         core.sim_counters.argtypes = [ctypes.c_char_p, ctypes.c_int64]
@@ -96,11 +98,13 @@ class Accelerator:
         core.sim_clock.argtypes = [ctypes.c_int, ctypes.c_int64]
         core.sim_advance.argtypes = core.sim_advance_to.argtypes = [ctypes.c_int64]
         core.sim_reset.argtypes = [ctypes.c_uint64]
+        core.sim_share.argtypes = [ctypes.c_char_p]
         core.sim_kernel.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64]
 
     def reset(self, seed: int = 1) -> None:
         """Default settings, the real clock, no faults, an empty log, idle streams; `seed` is that of the launch jitter."""
         self._core.sim_reset(seed)
+        self._uuids = ()
 
     def configure(self, **settings: float) -> None:
         """Change how the device behaves.
@@ -124,6 +128,35 @@ class Accelerator:
     def operator_cost(self, name: str, microseconds: float) -> None:
         """What an operator takes on the device, by its full name (`aten::addmm`)."""
         self._core.sim_cost(name.encode(), int(microseconds * 1e3))
+
+    def share(self, path: str | Path) -> None:
+        """Share the cards with every process that names the same file, until `reset()`: their kernels take turns in the order of issue.
+
+        For the real clock. The file holds, for each device, two int64 in native order: the instant (CLOCK_MONOTONIC, ns) until which kernels
+        hold the card, and how long they did in all, so that a stand-in for the driver's library can tell a utilisation.
+
+        Raises:
+            RuntimeError: The file cannot be used.
+        """
+        if self._core.sim_share(str(path).encode()) != 0:
+            raise RuntimeError(self._core.sim_error().decode())
+
+    def card_busy_ns(self, device: int = 0) -> int | None:
+        """How long kernels of all processes took of a shared card; None when it is not shared."""
+        total = int(self._core.sim_card_total(device))
+        return None if total < 0 else total
+
+    def identify(self, *uuids: str) -> None:
+        """Give the devices UUIDs, in their order, as `torch.sim.get_device_properties` tells them: a driver's stand-in finds the card by them."""
+        self._uuids = uuids
+
+    def properties(self, device: int | None = None) -> Any:
+        """`torch.sim.get_device_properties`: name and UUID; without the latter when `identify` was not called."""
+        index = int(self._core.sim_current_device()) if device is None else int(device)
+        found = types.SimpleNamespace(name="simulated accelerator")
+        if index < len(self._uuids):
+            found.uuid = self._uuids[index]
+        return found
 
     # -- clock --------------------------------------------------------------------------------------------------------------------
 
@@ -269,5 +302,6 @@ def load() -> Accelerator:
     sys.modules.setdefault(module.__name__, module)
     api.utils.generate_methods_for_privateuse1_backend()
     found = Accelerator(core)
+    module.get_device_properties = found.properties
     found.reset()
     return found

@@ -122,8 +122,10 @@ struct DeviceMemory final : c10::DeviceAllocator {
     result.allocation[0] = result.active[0] = stat(seen.count, seen.peak_count, seen.total_count);
     result.allocated_bytes[0] = result.active_bytes[0] = result.requested_bytes[0] = stat(seen.bytes, seen.peak_bytes, seen.total_bytes);
     result.reserved_bytes[0] = stat(seen.reserved, seen.peak_reserved, seen.peak_reserved);
+    result.inactive_split_bytes[0] = stat(seen.split, seen.split, seen.split);
     result.segment[0] = stat(seen.segments, seen.segments, seen.segments);
-    result.num_ooms = result.num_alloc_retries = seen.ooms;
+    result.num_ooms = seen.ooms;
+    result.num_alloc_retries = seen.retries;
     result.num_device_alloc = seen.segments;
     return result;
   }

@@ -57,7 +57,23 @@ void sim_heal() {
   faulty_ = false;
 }
 
+int sim_share(const char* path) {
+  try {
+    share(path);
+    return 0;
+  } catch (const Error& error) {
+    error_ = error.what();
+    return -1;
+  }
+}
+
+int64_t sim_card_total(int device) {
+  std::lock_guard<std::mutex> held(lock_);
+  return cards_ == nullptr ? -1 : cards_[device].total.load();
+}
+
 void sim_reset(uint64_t seed) {
+  unshare();
   std::lock_guard<std::mutex> held(lock_);
   for (int index = 0; index < kSettings; ++index) settings_[index] = kDefaults[index].value;
   set_capacity(static_cast<size_t>(settings_[kCapacity]));

@@ -13,6 +13,7 @@ std::mutex lock_;
 Memory memory_[kDevices] = {};
 std::map<uintptr_t, size_t> pinned_;
 size_t capacity_ = 8ULL << 30;
+constexpr int64_t kSegment = 2 << 20;
 
 }  // namespace
 
@@ -26,6 +27,7 @@ void* allocate(int device, size_t bytes) {
   std::lock_guard<std::mutex> held(lock_);
   Memory& counts = memory_[device];
   if (counts.bytes + static_cast<int64_t>(bytes) > static_cast<int64_t>(capacity_)) {
+    ++counts.retries;  // as a caching allocator: it gives its cache back and asks again before it fails
     ++counts.ooms;
     return nullptr;
   }
@@ -36,9 +38,8 @@ void* allocate(int device, size_t bytes) {
   counts.peak_count = std::max(counts.peak_count, counts.count);
   counts.peak_bytes = std::max(counts.peak_bytes, counts.bytes);
   if (counts.bytes > counts.reserved) {  // as a caching allocator: grows by segments of 2 MiB, shrinks when the cache is emptied
-    constexpr int64_t segment = 2 << 20;
-    counts.segments += (counts.bytes - counts.reserved + segment - 1) / segment;
-    counts.reserved = (counts.bytes + segment - 1) / segment * segment;
+    counts.segments += (counts.bytes - counts.reserved + kSegment - 1) / kSegment;
+    counts.reserved = (counts.bytes + kSegment - 1) / kSegment * kSegment;
     counts.peak_reserved = std::max(counts.peak_reserved, counts.reserved);
   }
   void* found = nullptr;
@@ -64,7 +65,9 @@ std::pair<size_t, size_t> memory_info(int device) {
 
 Memory memory(int device) {
   std::lock_guard<std::mutex> held(lock_);
-  return memory_[device];
+  Memory found = memory_[device];
+  found.split = found.bytes % kSegment == 0 ? 0 : kSegment - found.bytes % kSegment;  // what its last segment has left
+  return found;
 }
 
 void reset_peaks(int device) {

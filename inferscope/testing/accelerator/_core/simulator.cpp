@@ -5,6 +5,8 @@
 #include <cmath>
 #include <ctime>
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -104,9 +106,18 @@ int64_t transfer_ns(int64_t bytes, Setting bandwidth) {
   return static_cast<int64_t>(settings_[bandwidth == kPaged ? kPagedCost : kCopyCost] + static_cast<double>(bytes) / settings_[bandwidth] * 1e9);
 }
 
+int64_t take_turn(Card& card, int64_t earliest, int64_t duration) {
+  int64_t seen = card.busy;
+  int64_t start = std::max(earliest, seen);
+  while (!card.busy.compare_exchange_weak(seen, start + duration)) start = std::max(earliest, seen);
+  card.total += duration;
+  return start;
+}
+
 Operation enqueue(int device, int stream, Kind kind, int32_t name, int64_t duration, int64_t bytes, int32_t flags, int64_t issue) {
   Stream& queue = devices_[device].streams[stream];
-  const int64_t start = std::max(issue + launch_delay(), queue.busy);
+  int64_t start = std::max(issue + launch_delay(), queue.busy);
+  if (cards_ != nullptr && kind == kKernel) start = take_turn(cards_[device], start, duration);
   queue.busy = start + duration;
   return {issue, start, queue.busy, issue, bytes, kind, device, stream, tid(), name, flags};
 }
@@ -134,6 +145,24 @@ int64_t device_clock(int64_t instant) {
 }
 
 }  // namespace
+
+void share(const char* path) {
+  unshare();
+  const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (file < 0) throw Error(std::string("SIM error: cannot open ") + path);
+  void* mapped = MAP_FAILED;
+  if (ftruncate(file, sizeof(Card) * kDevices) == 0) mapped = mmap(nullptr, sizeof(Card) * kDevices, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (mapped == MAP_FAILED) throw Error(std::string("SIM error: cannot map ") + path);
+  std::lock_guard<std::mutex> held(lock_);
+  cards_ = static_cast<Card*>(mapped);
+}
+
+void unshare() {
+  std::lock_guard<std::mutex> held(lock_);
+  if (cards_ != nullptr) munmap(cards_, sizeof(Card) * kDevices);
+  cards_ = nullptr;
+}
 
 int64_t now() { return virtual_ ? virtual_now_.load() : monotonic(); }
 

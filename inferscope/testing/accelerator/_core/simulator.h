@@ -72,7 +72,7 @@ void release(int device, void* memory, size_t bytes);
 void empty_cache();
 std::pair<size_t, size_t> memory_info(int device);
 struct Memory {
-  int64_t count, bytes, peak_count, peak_bytes, total_count, total_bytes, reserved, peak_reserved, segments, ooms;
+  int64_t count, bytes, peak_count, peak_bytes, total_count, total_bytes, reserved, peak_reserved, segments, ooms, retries, split;
 };
 Memory memory(int device);
 void reset_peaks(int device);
@@ -81,6 +81,10 @@ void set_capacity(size_t bytes);
 void* pin(size_t bytes);
 void unpin(void* memory);
 bool pinned(const void* memory);
+
+// A card that several processes use: their kernels take turns, in the order of issue. Throws when the file cannot be mapped.
+void share(const char* path);
+void unshare();
 
 void check(Api api);  // throws when a fault was planted for this call
 

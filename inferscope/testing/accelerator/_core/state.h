@@ -109,6 +109,13 @@ inline int64_t drift_from_ = 0;
 inline thread_local Mode mode_ = kGlobal;
 inline thread_local std::string error_;
 
+// One for each device, in a file that processes share.
+struct Card {
+  std::atomic<int64_t> busy{0};   // until when kernels of any process hold it
+  std::atomic<int64_t> total{0};  // how long they did in all
+};
+inline Card* cards_ = nullptr;
+
 int64_t monotonic();
 void wait_until(int64_t instant);
 
