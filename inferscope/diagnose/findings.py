@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from inferscope.diagnose.waits import Waits, is_model, weights
-from inferscope.types import Evidence
+from inferscope.types import Evidence, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from inferscope.diagnose.host import HostRequest
     from inferscope.diagnose.trace import TraceSummary
     from inferscope.diagnose.whatif import Plan
-    from inferscope.types import Breach, CaptureSummary, Finding, FloatArray, Share
+    from inferscope.types import Breach, CaptureSummary, FloatArray, Share
 
-__all__ = ["MINIMUM_SHARE", "Context", "Rule", "evaluate", "grade", "model_label", "share_evidence"]
+__all__ = ["MINIMUM_SHARE", "Context", "Rule", "Texts", "evaluate", "grade", "model_label", "of_share", "plain", "share_evidence"]
 
 MINIMUM_SHARE: Final = 0.10
 """A column below a tenth of the excess is not worth advice."""
@@ -111,6 +111,67 @@ def model_label(labels: Sequence[str], shares: Sequence[Share]) -> str | None:
     return max(found, key=lambda label: kinds[label][1], default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What a finding says in words; every one of them is needed."""
+
+    where: str
+    claim: str
+    refute_by: str
+    fix: str
+    rollback: str
+
+
+def of_share(
+    context: Context,
+    share: Share,
+    id_: str,
+    class_: str,
+    texts: Texts,
+    evidence: Iterable[Evidence],
+    *,
+    minimum: float = MINIMUM_SHARE,
+    confidence: str = "high",
+    severity: str | None = None,
+) -> Finding:
+    """A finding that rests on a column's share, which stands first in its evidence.
+
+    Args:
+        context: The evidence.
+        share: The column's share; it grades the claim.
+        id_: Of the rule.
+        class_: `compute`, `memory`, `communication` or `scheduling`.
+        texts: Words.
+        evidence: What was measured beside the share.
+        minimum: As for `grade`.
+        confidence: As for `grade`.
+        severity: Instead of the graded one.
+    """
+    graded, sure = grade(context, share, minimum, confidence)
+    return plain(
+        id_, class_, texts, (share_evidence(share), *evidence), severity=severity or graded, confidence=sure, share=share.share,
+        what_if_p99_ms=context.plan.p99_ms(share.name),
+    )  # fmt: skip
+
+
+def plain(
+    id_: str,
+    class_: str,
+    texts: Texts,
+    evidence: Iterable[Evidence],
+    *,
+    severity: str,
+    confidence: str,
+    share: float | None = None,
+    what_if_p99_ms: float | None = None,
+) -> Finding:
+    """A finding as its rule grades it itself."""
+    return Finding(
+        id=id_, class_=class_, severity=severity, confidence=confidence, where=texts.where, claim=texts.claim, evidence=tuple(evidence),
+        share=share, what_if_p99_ms=what_if_p99_ms, refute_by=texts.refute_by, fix=texts.fix, rollback=texts.rollback,
+    )  # fmt: skip
+
+
 _SPECIFIC: Final[Mapping[str, frozenset[str]]] = {
     "INPUT_SIZE": frozenset({"MODEL_SLOW", "STAGE_SLOW"}),
     "RETRY_OR_ERROR": frozenset({"STAGE_SLOW", "IO_IN_REQUEST"}),
@@ -120,6 +181,23 @@ _SPECIFIC: Final[Mapping[str, frozenset[str]]] = {
     "BATCH_TIMEOUT": frozenset({"QUEUEING"}),
     "BATCH_CAPACITY": frozenset({"QUEUEING"}),
     "THREAD_OVERSUB": frozenset({"MODEL_SLOW"}),
+    "LOADER_COMPETES": frozenset({"MODEL_SLOW"}),
+    **dict.fromkeys(
+        (
+            "CLOCK_THROTTLE",
+            "MEM_PRESSURE",
+            "GPU_QUEUE_CONTENTION",
+            "LAUNCH_BOUND",
+            "NON_TENSOR_CORE",
+            "COPY_COMPUTE_NO_OVERLAP",
+            "NCCL_STRAGGLER",
+            "DYNAMIC_SHAPES",
+            "IMPLICIT_SYNC",
+            "COMPUTE_BOUND",
+            "BANDWIDTH_BOUND",
+        ),
+        frozenset({"MODEL_SLOW", "STAGE_SLOW", "INPUT_SIZE", "IO_IN_REQUEST"}),
+    ),
     "MANY_SMALL_COPIES": frozenset({"COPY_WAIT"}),
 }
 """A finding that says why, and those about the same time that only say where: they step down when it stands."""

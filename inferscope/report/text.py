@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from inferscope.types import Finding, Incident, Share
 
-__all__ = ["render"]
+__all__ = ["finding_lines", "render"]
 
 _WIDTH: Final = 100
 _BAR: Final = 24
@@ -110,6 +110,11 @@ def _what_if(incident: Incident) -> list[_Line]:
     names = max(len(name) for name, _ in rows)
     title = "P99 if a cause cost every request no more than its median (estimate)"
     return [[], [(title, "bold")], *([(f"  {name:{names}}  ", ""), (value, "green" if "meets" in value else "")] for name, value in rows)]
+
+
+def finding_lines(position: int, finding: Finding, width: int = _WIDTH) -> list[str]:
+    """One finding as lines of text, as `render` writes it."""
+    return ["".join(part for part, _ in line).rstrip() for line in _finding(position, finding, width)]
 
 
 def _finding(position: int, finding: Finding, width: int) -> list[_Line]:

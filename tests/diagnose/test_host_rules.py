@@ -11,7 +11,7 @@ import pytest
 from inferscope.diagnose import diagnose, merge
 from inferscope.diagnose.findings import Context, evaluate
 from inferscope.diagnose.rules import ALL
-from inferscope.diagnose.rules.device import capture_under_overload, dynamic_shapes, implicit_syncs, launch_bound, low_utilisation
+from inferscope.diagnose.rules.device import capture_under_overload, low_utilisation
 from inferscope.diagnose.trace import Operator, TraceSummary
 from inferscope.types import Breach, CaptureSummary, Finding
 
@@ -150,21 +150,6 @@ def capture(number, *, slow=True, operators=(), **changes):
         synchronous_copies=0, **values_,
     )  # fmt: skip
     return CaptureSummary(f"c{number}", 1, (number,), slow, 900, 0.1, (7,), f"captures/c{number}.trace.json"), trace
-
-
-def test_traces_tell_launches_reads_and_new_shapes(context):
-    assert not list(launch_bound(context))
-    assert not list(implicit_syncs(context))
-    assert not list(dynamic_shapes(context))
-    building = [Operator("TorchDynamo Cache Lookup", 1, 0.1), Operator("inductor compile", 1, 25.0)]
-    held = replace(context, captures=(capture(1, operators=[Operator("aten::item", 5, 9.0), *building]), capture(2, slow=False)))
-    (launch,), (shape,) = list(launch_bound(held)), list(dynamic_shapes(held))
-    assert values(launch)["mean length"] == 5.0
-    assert values(shape)["time in it in a slow request"] == 25.1
-    (sync,) = implicit_syncs(replace(held, captures=held.captures[:1]))
-    assert (sync.severity, values(sync)["reads in a captured request, median"]) == ("medium", 5)
-    long = replace(context, captures=(capture(1, device_ms=30.0), capture(2, device_events=0, device_busy=None)))
-    assert not list(launch_bound(long))
 
 
 def test_only_the_driver_says_that_a_device_idles(context):

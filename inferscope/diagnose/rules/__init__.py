@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from inferscope.diagnose.rules.copies import reads_in_loop, small_copies, synchronous_copies, waiting_copies
 from inferscope.diagnose.rules.cpu import interpreter_lock, run_queue, telemetry
-from inferscope.diagnose.rules.device import capture_under_overload, dynamic_shapes, implicit_syncs, launch_bound, low_utilisation
+from inferscope.diagnose.rules.device import capture_under_overload, low_utilisation
 from inferscope.diagnose.rules.inputs import input_size, io_in_request, retries
 from inferscope.diagnose.rules.load import batching, cold_start, head_of_line, saturation
 from inferscope.diagnose.rules.locks import lock_contention, slow_holder
 from inferscope.diagnose.rules.model import model_stage, slow_stage, unattributed
 from inferscope.diagnose.rules.scheduling import gc_pauses, queueing
+from inferscope.diagnose.rules.traces import bounds, copies_alone, launch_bound, matrix_units, shape_churn, stragglers, waits
 
 if TYPE_CHECKING:
     from inferscope.diagnose.findings import Rule
@@ -39,9 +40,13 @@ ALL: Final[tuple[Rule, ...]] = (
     io_in_request,
     slow_stage,
     model_stage,
-    implicit_syncs,
+    waits,
     launch_bound,
-    dynamic_shapes,
+    shape_churn,
+    matrix_units,
+    bounds,
+    copies_alone,
+    stragglers,
     low_utilisation,
     capture_under_overload,
     unattributed,
