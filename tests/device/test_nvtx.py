@@ -136,3 +136,23 @@ def test_without_the_library_there_are_none_and_the_reason_is_said(monkeypatch) 
     assert ranges.off == "the package nvtx is not installed"
 
 
+@pytest.mark.parametrize("pure", ["", "1"])
+def test_a_configured_process_shows_its_stages(tool, tmp_path, pure) -> None:
+    heard = told(
+        tool,
+        tmp_path,
+        """
+        import inferscope
+        inferscope.configure(service="ranges")
+        assert inferscope.status()["nvtx"] == "on"
+        with inferscope.request("predict"), inferscope.stage("forward"):
+            pass
+        inferscope.shutdown()
+        with inferscope.request("late"):
+            pass
+        """,
+        INFERSCOPE_PURE=pure,
+        INFERSCOPE_STATE_DIR=str(tmp_path / "state"),
+        HOME=str(tmp_path),
+    )
+    assert heard == ["push inferscope registered predict", "push inferscope registered forward", "pop inferscope", "pop inferscope"]
