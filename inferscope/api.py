@@ -15,7 +15,7 @@ from inferscope.record import core
 from inferscope.slots import slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from typing_extensions import Unpack
@@ -66,8 +66,8 @@ class Keywords(TypedDict, total=False):
     export_bands: bool | None
     """Whether time by latency band and stage leaves too, so that a tail can be attributed over a whole fleet; at most 750 series more,
     default False."""
-    budget: CaptureBudget | None
-    """What captures may cost; default `CaptureBudget()`."""
+    budget: CaptureBudget | Mapping[str, Any] | str | None
+    """What captures may cost, or its keywords; default `CaptureBudget()`."""
     warmup_s: float | None
     """Seconds before an objective is judged, default 300."""
     warmup_requests: int | None
@@ -76,6 +76,11 @@ class Keywords(TypedDict, total=False):
     """Replicas that share the allowance of false triggers, default 1."""
     trigger: str | None
     """"e_detector" (default) or "burn_rate"."""
+    triggers: Mapping[str, Any] | str | None
+    """Limits of triggers beside the objectives, such as {"lock_wait_ms": 50, "gc_pause_ms": 100, "device_idle": 0.3, "memory_headroom": 0.05,
+    "error_rate": 0.01, "throughput_drop": 0.5, "predicate": function of a `Window`}; default none. See docs/control.md."""
+    sampling: Mapping[str, int] | str | None
+    """Requests kept whole in ten seconds: `breaching` (default 2048), `reservoir` (64 a latency band), `slowest` (32)."""
     diagnose: str | None
     """"local" (default): a child process explains an incident; "deferred": the command line does; "off"."""
     capture: bool | None
@@ -90,6 +95,20 @@ class Keywords(TypedDict, total=False):
     """Seconds between windows, default 1."""
     on_incident: Callable[[Path], None] | None
     """Called with the incident's directory after each diagnosis, on a thread of ours."""
+    watch: bool | None
+    """Whether the settings file is read again when it changes, default True; see docs/control.md for what takes effect at once."""
+    host_lock: str | os.PathLike[str] | None
+    """File by which all processes of a host capture one at a time; default `capture.lock` in the state directory."""
+    control: bool | None
+    """Whether a running service can be asked, default True: by the owner-only socket, and by what else is on. False switches all off."""
+    control_http: str | int | None
+    """[HOST:]PORT on loopback where it can be asked over HTTP too, with a bearer token; default off."""
+    control_signal: str | None
+    """"SIGUSR1", "SIGUSR2" or "SIGHUP" to ask for a capture with; default off."""
+    control_opamp: str | None
+    """URL of an OpAMP server that may ask for captures; default off. Needs `inferscope-sdk[opamp]`."""
+    control_token_file: str | os.PathLike[str] | None
+    """File with the bearer token; default `INFERSCOPE_CONTROL_TOKEN`, else one that is made beside the socket."""
 
 
 _lock = threading.Lock()

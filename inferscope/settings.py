@@ -16,9 +16,9 @@ from inferscope import guard
 from inferscope.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-__all__ = ["KEYS", "UNNAMED", "Settings", "flag", "load", "parse_slo", "read"]
+__all__ = ["KEYS", "UNNAMED", "Settings", "flag", "load", "parse_slo", "read", "read_table"]
 
 FILE_SCHEMA: Final = 1
 PREFIX: Final = "INFERSCOPE_"
@@ -50,6 +50,10 @@ class Settings:
     warmup_requests: int = 2000
     fleet_size: int = 1
     trigger: str = "e_detector"
+    triggers: Any = None
+    """Limits of triggers beside the objectives, by name; see `detect.signals.LIMITS`."""
+    sampling: Any = None
+    """Requests kept whole in ten seconds, by `breaching`, `reservoir` (a latency band) and `slowest`; None is the recorder's default."""
     diagnose: str = "local"
     capture: bool = True
     export: bool = True
@@ -58,6 +62,19 @@ class Settings:
     tick_s: float = 1.0
     on_incident: Any = None
     """Called with the incident's path after each diagnosis, on our own thread."""
+    watch: bool = True
+    """Whether the settings file is read again when it changes."""
+    host_lock: Path | None = None
+    """The file by which all processes of a host capture one at a time; None is `capture.lock` in the state directory."""
+    control: bool = True
+    control_http: tuple[str, int] | None = None
+    control_signal: str | None = None
+    control_opamp: str | None = None
+    control_token_file: Path | None = None
+    sources: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    """Where a value came from: `keyword`, `environment` or `file`, by key."""
+    file: Path | None = field(default=None, compare=False)
+    """The settings file that was read; the first one that would be, when there was none."""
     problems: tuple[str, ...] = field(default=(), compare=False)
     """One line for each setting that could not be used."""
 
@@ -103,6 +120,45 @@ def _boolean(value: Any) -> bool:
     return value if isinstance(value, bool) else flag(value)
 
 
+def _mapping(value: Any) -> dict[str, Any]:
+    """A table, or text such as "slow=4,max_share=0.1"."""
+    if isinstance(value, str):
+        pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+        if not all(equals for _, equals, _ in pairs):
+            raise ValueError(value)
+        return {name.strip(): _plain(text.strip()) for name, _, text in pairs}
+    return {str(name): item for name, item in cast("Mapping[object, Any]", value).items()}
+
+
+def _plain(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _budget(value: Any) -> Any:
+    return _mapping(value) if isinstance(value, (str, dict)) else value
+
+
+def _sampling(value: Any) -> dict[str, int]:
+    found = _mapping(value)
+    for name, number in found.items():
+        if name not in {"breaching", "reservoir", "slowest"} or not isinstance(number, int) or not 0 <= number <= 8192:
+            raise ValueError(value)
+    return found
+
+
+def _listening(value: Any) -> tuple[str, int]:
+    """[HOST:]PORT."""
+    host, _, port = str(value).strip().rpartition(":")
+    if isinstance(value, bool) or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError(value)
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
 def _names(value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else list(value)
     return tuple(_text(part) for part in parts if part != "")
@@ -129,6 +185,10 @@ def parse_slo(value: Any) -> tuple[Any, ...]:
     return items
 
 
+_WORDS: Final = frozenset({"model", "cls", "size", "request", "until"})
+"""Keywords of an objective that are no numbers."""
+
+
 def _parse_one_slo(text: str) -> dict[str, Any]:
     name, _, rest = text.partition(":")
     keywords: dict[str, Any] = {"name": _text(name)}
@@ -136,7 +196,7 @@ def _parse_one_slo(text: str) -> dict[str, Any]:
         key, equals, number = pair.partition("=")
         if not equals:
             raise ValueError(text)
-        keywords[key.strip()] = number.strip() if key.strip() in {"model", "cls"} else float(number)
+        keywords[key.strip()] = number.strip() if key.strip() in _WORDS else float(number)
     return keywords
 
 
@@ -152,11 +212,13 @@ KEYS: Final[Mapping[str, tuple[Callable[[Any], Any], str]]] = {
     "otlp_scale": (_number(int, 3, 8), "an integer from 3 to 8"),
     "series_limit": (_number(int, 1, 500), "an integer from 1 to 500"),
     "export_bands": (_boolean, "true or false"),
-    "budget": (lambda value: value, "a CaptureBudget"),
+    "budget": (_budget, "a CaptureBudget, or a table or text with its keywords, such as 'slow=4,max_share=0.1'"),
     "warmup_s": (_number(float, 0.0, 86400.0), "seconds from 0 to 86400"),
     "warmup_requests": (_number(int, 0, 10_000_000), "an integer from 0 to 10000000"),
     "fleet_size": (_number(int, 1, 1_000_000), "an integer from 1 to 1000000"),
     "trigger": (_choice("e_detector", "burn_rate"), "'e_detector' or 'burn_rate'"),
+    "triggers": (_mapping, "limits by trigger, such as {'lock_wait_ms': 50} or 'lock_wait_ms=50,error_rate=0.01'"),
+    "sampling": (_sampling, "some of breaching, reservoir and slowest, each 0 to 8192, such as 'reservoir=32'"),
     "diagnose": (_choice("local", "deferred", "off"), "'local', 'deferred' or 'off'"),
     "capture": (_boolean, "true or false"),
     "export": (_boolean, "true or false"),
@@ -164,6 +226,13 @@ KEYS: Final[Mapping[str, tuple[Callable[[Any], Any], str]]] = {
     "integrations": (_names, "names separated by commas, such as 'torch,asgi'"),
     "tick_s": (_number(float, 0.05, 60.0), "seconds between 0.05 and 60"),
     "on_incident": (_callable, "a callable that takes the incident's path"),
+    "watch": (_boolean, "true or false"),
+    "host_lock": (_path, "a file that this user can write"),
+    "control": (_boolean, "true or false; false switches all channels off"),
+    "control_http": (_listening, "a port or 127.0.0.1:PORT; 0 takes any free port"),
+    "control_signal": (_text, "SIGUSR1, SIGUSR2 or SIGHUP"),
+    "control_opamp": (_text, "the URL of an OpAMP server"),
+    "control_token_file": (_path, "a file that only this user can read"),
 }
 """Parser and accepted form of each key."""
 
@@ -197,21 +266,23 @@ def load(keywords: Mapping[str, Any], *, environ: Mapping[str, str] | None = Non
     environ = os.environ if environ is None else environ
     problems: list[str] = []
     values: dict[str, Any] = {}
-    table, where = _file_table(environ, directory, problems)
+    table, file = _file_table(environ, directory, problems)
     for key, value in table.items():
-        _take(values, key, value, f"{key} in {where}", problems)
+        _take(values, key, value, f"{key} in {file.name}", problems)
+    sources = dict.fromkeys(values, "file")
     _from_otel(values, environ)
     for key in KEYS:
         name = PREFIX + key.upper()
         if environ.get(name, "") != "" and key != "on_incident":
             _take(values, key, environ[name], name, problems)
+            sources[key] = "environment"
     for key, value in keywords.items():
         if key not in KEYS:
             raise ConfigurationError(key, value, f"unknown keyword; known are {', '.join(KEYS)}")
         if value is not None:
-            values[key] = read(key, value, key)
+            values[key], sources[key] = read(key, value, key), "keyword"
     values["state_dir"] = _state_dir(values.get("state_dir"), environ, problems)
-    settings = Settings(**values, problems=tuple(problems))
+    settings = Settings(**values, problems=tuple(problems), sources=sources, file=file)
     for line in problems:
         guard.log_once(line, line)
     return settings
@@ -225,7 +296,9 @@ def _take(values: dict[str, Any], key: str, value: Any, source: str, problems: l
     except ConfigurationError as error:
         if guard.strict():
             raise
-        problems.append(f"{error}; the default is used")
+        if key == "control":  # who meant to close a door must not find it open
+            values[key] = False
+        problems.append(f"{error}; {'control stays off' if key == 'control' else 'the default is used'}")
 
 
 def _from_otel(values: dict[str, Any], environ: Mapping[str, str]) -> None:
@@ -237,26 +310,37 @@ def _from_otel(values: dict[str, Any], environ: Mapping[str, str]) -> None:
         values.setdefault("version", attributes["service.version"])
 
 
-def _file_table(environ: Mapping[str, str], directory: Path | None, problems: list[str]) -> tuple[dict[str, Any], str]:
+def _file_table(environ: Mapping[str, str], directory: Path | None, problems: list[str]) -> tuple[dict[str, Any], Path]:
+    """Settings of the first file that has some, and which file that is; where none has, the first that would be read."""
     explicit = environ.get(PREFIX + "CONFIG")
+    base = Path() if directory is None else directory
+    candidates = [Path(explicit)] if explicit else [base / "inferscope.toml", base / "pyproject.toml"]
     try:
-        base = Path.cwd() if directory is None else directory
-        candidates: Iterable[Path] = [Path(explicit)] if explicit else [base / "inferscope.toml", base / "pyproject.toml"]
+        candidates = [path.absolute() for path in candidates]
         for path in candidates:
             if not path.is_file():
                 if explicit:
                     problems.append(f"{PREFIX}CONFIG={explicit!r} is not a file; settings come from the environment alone")
                 continue
-            table = _parse_toml(path)
-            if path.name == "pyproject.toml":
-                table = table.get("tool", {}).get("inferscope", {})
+            table = read_table(path)
             if table:
-                return _checked(table, path, problems), path.name
+                return _checked(table, path, problems), path
     except Exception as error:
         if guard.strict():
             raise ConfigurationError("settings file", str(error), "a TOML file") from error
         problems.append(f"the settings file cannot be read ({type(error).__name__}); it is ignored")
-    return {}, ""
+    return {}, candidates[0]
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The settings of one file: all of it, or `[tool.inferscope]` of a pyproject.toml.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no TOML.
+    """
+    table = _parse_toml(path)
+    return dict(table.get("tool", {}).get("inferscope", {})) if path.name == "pyproject.toml" else table
 
 
 def _checked(table: dict[str, Any], path: Path, problems: list[str]) -> dict[str, Any]:
@@ -314,4 +398,4 @@ def _writable(path: Path, *, ours_only: bool) -> bool:
     return True
 
 
-assert {f.name for f in fields(Settings)} == {*KEYS, "problems"}  # noqa: S101  (a key without a parser is a programming error)
+assert {f.name for f in fields(Settings)} == {*KEYS, "problems", "sources", "file"}  # noqa: S101  (a key without a parser is a programming error)

@@ -30,7 +30,7 @@ from inferscope.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Protocol
 
     from inferscope.types import IntArray
@@ -165,6 +165,8 @@ class Aggregator:
         self._clock = clock
         self._epoch_ns = epoch_ns
         self._last_ns = self._epoch = clock()
+        self.sampling: Mapping[str, int] = {}
+        """Retention budgets other than the recorder's own: `breaching`, `reservoir`, `slowest`."""
         self._series: list[_Series] = []
         self._classes: list[_Class] = []
         self._columns: tuple[Column, ...] = ()
@@ -208,7 +210,7 @@ class Aggregator:
         records = self._drain(rest)
         if end_ns - self._epoch >= self._epoch_ns:
             self._epoch = end_ns
-            self._recorder.begin_epoch()
+            self._recorder.begin_epoch(**self.sampling)
         requests = {held.series for held in self._classes}
         start_ns, self._last_ns = self._last_ns, end_ns
         return Window(

@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 
     from inferscope.control.opamp import OpampAgent
     from inferscope.control.protocol import Operations, Request
+    from inferscope.settings import Settings
 
 __all__ = ["Control", "Options"]
 
-PREFIX: Final = "INFERSCOPE_CONTROL"
 LOOPBACK: Final = "127.0.0.1"
 _FAILURES: Final = 10
-_FALSE: Final = frozenset({"0", "false", "no", "off"})
-_TRUE: Final = frozenset({"", "1", "true", "yes", "on"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,48 +37,30 @@ class Options:
     """Which channels are wanted."""
 
     socket: bool = True
-    """INFERSCOPE_CONTROL: 0 switches all channels off."""
+    """`control`: False switches all channels off."""
     http_host: str = LOOPBACK
     http_port: int | None = None
-    """INFERSCOPE_CONTROL_HTTP=[HOST:]PORT: the worker in slot n listens on PORT + n; 0 takes any free port. None (default): off."""
+    """`control_http`: the worker in slot n listens on the port + n; 0 takes any free port. None (default): off."""
     signal: str | None = None
-    """INFERSCOPE_CONTROL_SIGNAL, such as SIGUSR2. None (default): off."""
+    """`control_signal`, such as SIGUSR2. None (default): off."""
     opamp: str | None = None
-    """INFERSCOPE_CONTROL_OPAMP: the URL of an OpAMP server, for whoever builds the `OpampAgent`. None (default): off."""
+    """`control_opamp`: the URL of an OpAMP server, for whoever builds the `OpampAgent`. None (default): off."""
+    token_file: Path | None = None
+    """`control_token_file`; None: INFERSCOPE_CONTROL_TOKEN, else one that is made."""
 
     @classmethod
-    def read(cls, environ: Mapping[str, str] | None = None) -> Options:
-        """From the environment; what cannot be used costs one line and leaves that channel off.
-
-        Raises:
-            InferscopeError: Under `INFERSCOPE_STRICT=1`, something cannot be used.
-        """
-        environ = os.environ if environ is None else environ
-        word = environ.get(PREFIX, "").strip().lower()
-        if word not in _TRUE | _FALSE:
-            _refuse(f"{PREFIX}={word!r}: expected 1 or 0; control stays off")
-        if word not in _TRUE:
+    def of(cls, settings: Settings) -> Options:
+        """As the settings have it, whether they come from keywords, the environment or a file."""
+        if not settings.control:
             return cls(socket=False)
-        host, port = LOOPBACK, None
-        text = environ.get(f"{PREFIX}_HTTP", "").strip()
-        if text:
-            given, _, digits = text.rpartition(":")
-            if digits.isascii() and digits.isdigit() and int(digits) <= 65535:
-                host, port = given.strip("[]") or host, int(digits)
-            else:
-                _refuse(f"{PREFIX}_HTTP={text!r}: expected a port or 127.0.0.1:PORT; HTTP control stays off")
+        host, port = settings.control_http or (LOOPBACK, None)
         return cls(
             http_host=host,
             http_port=port,
-            signal=environ.get(f"{PREFIX}_SIGNAL", "").strip() or None,
-            opamp=environ.get(f"{PREFIX}_OPAMP", "").strip() or None,
+            signal=settings.control_signal,
+            opamp=settings.control_opamp,
+            token_file=settings.control_token_file,
         )
-
-
-def _refuse(line: str) -> None:
-    if guard.strict():
-        raise InferscopeError(line)
-    guard.log_once(f"control {line}", line)
 
 
 class Control:
@@ -165,7 +145,7 @@ class Control:
 
     def _open_http(self, server: Server, directory: Path | None, port: int) -> None:
         try:
-            token = http.read_token(self._environ, directory)
+            token = http.read_token(self._environ, directory, self._options.token_file)
             listener = http.listen(self._options.http_host, port)
         except InferscopeError as error:
             self._off("http", error)

@@ -71,19 +71,20 @@ def _token(text: str, source: str) -> bytes:
     return token.encode("ascii")
 
 
-def read_token(environ: Mapping[str, str], directory: Path | None) -> bytes:
-    """The bearer token: INFERSCOPE_CONTROL_TOKEN, the file INFERSCOPE_CONTROL_TOKEN_FILE, else one made in the worker's directory.
+def read_token(environ: Mapping[str, str], directory: Path | None, file: Path | None = None) -> bytes:
+    """The bearer token: INFERSCOPE_CONTROL_TOKEN, else the file that was named, else one made in the worker's directory.
 
     Args:
         environ: The environment.
         directory: The worker's own; None when there is none.
+        file: What `control_token_file` names; None when nothing does.
 
     Raises:
         InferscopeError: There is none, or it is not secret.
     """
     if environ.get("INFERSCOPE_CONTROL_TOKEN", "") != "":
         return _token(environ["INFERSCOPE_CONTROL_TOKEN"], "INFERSCOPE_CONTROL_TOKEN")
-    named = environ.get("INFERSCOPE_CONTROL_TOKEN_FILE", "")
+    named = "" if file is None else str(file)
     if named == "" and directory is None:
         raise InferscopeError("HTTP control needs INFERSCOPE_CONTROL_TOKEN or INFERSCOPE_CONTROL_TOKEN_FILE where no state directory is")
     path = named or str(cast("Path", directory) / TOKEN_NAME)
@@ -93,11 +94,11 @@ def read_token(environ: Mapping[str, str], directory: Path | None) -> bytes:
         if not named:
             with contextlib.suppress(FileExistsError):
                 made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                with os.fdopen(made, "w") as file:
-                    file.write(secrets.token_urlsafe(32) + "\n")
-        with os.fdopen(os.open(path, flags), "rb") as file:
-            _ours(file.fileno(), path)
-            text = file.read(4096).decode("ascii", errors="replace")
+                with os.fdopen(made, "w") as fresh:
+                    fresh.write(secrets.token_urlsafe(32) + "\n")
+        with os.fdopen(os.open(path, flags), "rb") as held:
+            _ours(held.fileno(), path)
+            text = held.read(4096).decode("ascii", errors="replace")
     except OSError as error:
         raise InferscopeError(f"token file {path} cannot be read ({error.strerror})") from error
     return _token(text, f"token file {path}")

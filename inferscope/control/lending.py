@@ -140,14 +140,14 @@ def audit_event(entry: Mapping[str, Any]) -> Event:
 
 
 def remote(rooms: Lender, runtime: Serving, lock: Callable[[], AbstractContextManager[Any]]) -> Control:
-    """The control room of a runtime, with the channels that the environment asks for; `open` opens them.
+    """The control room of a runtime, with the channels that the settings ask for; `open` opens them.
 
     Args:
         rooms: The rooms.
         runtime: The runtime.
         lock: Gives the lock that a tick holds, the one of this process at the time of the call.
     """
-    return Control(lend(rooms, runtime, lock), Options.read())
+    return Control(lend(rooms, runtime, lock), Options.of(rooms.settings))
 
 
 def lend(rooms: Lender, runtime: Serving, lock: Callable[[], AbstractContextManager[Any]]) -> Operations:

@@ -15,7 +15,7 @@ caller that gave up early says nothing of how long it would have taken, one that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -126,7 +126,7 @@ class Jitter:
             known = self._held[held.key] = np.zeros(len(latency.counts))
         known *= keep
         known += latency.counts
-        sums: FloatArray = np.cumsum(known)
+        sums = cast("FloatArray", np.cumsum(known))
         if sums[-1] < 100:
             return Counts(0, 0, excluded=held.excluded)
         middle = value_at_index(int(np.searchsorted(sums, sums[-1] / 2.0)), layout(latency))[1]

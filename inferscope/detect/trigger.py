@@ -80,7 +80,9 @@ class Trigger:
     ) -> None:
         self.slos = check_objectives(slos)
         """The objectives."""
-        signals = Signals(check_triggers(dict(limits or {})))
+        self.limits = check_triggers(dict(limits or {}))
+        """Limits of the triggers, by name."""
+        signals = Signals(self.limits)
         self._watches = build(self.slos, signals, Tuning(trigger, fleet_size, warmup_s, warmup_requests, cooldown_s))
         if len(self._watches) > ROW_LIMIT:
             raise ConfigurationError("slo", len(self._watches), f"at most {ROW_LIMIT} promises and triggers in all")

@@ -12,24 +12,27 @@ from inferscope.aggregate.histogram import percentiles
 from inferscope.aggregate.horizon import Horizon
 from inferscope.aggregate.window import Aggregator
 from inferscope.bench.fingerprint import fingerprint
-from inferscope.capture.budget import CaptureBudget
 from inferscope.capture.held import Sources, objective_json
 from inferscope.capture.incident import IncidentKeeper
 from inferscope.capture.request_scoped import RequestScopedCapture
 from inferscope.clock import NS_PER_S
-from inferscope.detect import Counts, Trigger, edges_by_request
+from inferscope.detect import edges_by_request
+from inferscope.device.nvtx import Ranges
 from inferscope.device.room import DeviceRoom
-from inferscope.errors import CaptureRefusedError, ConfigurationError
+from inferscope.errors import CaptureRefusedError
 from inferscope.host import process
 from inferscope.host.gc import GcPauses
 from inferscope.host.watch import HostWatch
 from inferscope.pace import Pace
+from inferscope.rooms.hooks import Hooks
+from inferscope.rooms.judging import Judging, budget_of
 from inferscope.rooms.outlet import Outlet
 from inferscope.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from inferscope.detect import Trigger
     from inferscope.record.core import Recorder
     from inferscope.settings import Settings
     from inferscope.types import Breach, Snapshot, Window
@@ -37,33 +40,15 @@ if TYPE_CHECKING:
 __all__ = ["Rooms"]
 
 
-def _trigger(settings: Settings) -> Trigger:
-    """The detector; objectives from environment or file that cannot be used are left out with a line, those from code raise."""
-    keywords: dict[str, Any] = {
-        "trigger": settings.trigger,
-        "fleet_size": settings.fleet_size,
-        "warmup_s": settings.warmup_s,
-        "warmup_requests": settings.warmup_requests,
-    }
-    try:
-        return Trigger(settings.slo, **keywords)
-    except ConfigurationError as error:
-        if guard.strict() or not any(isinstance(item, dict) for item in settings.slo):
-            raise
-        guard.log_once("slo", f"{error}; objectives from the environment or file are left out")
-        return Trigger([item for item in settings.slo if not isinstance(item, dict)], **keywords)
-
-
 class Rooms:
     """Everything but threads."""
 
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
-        if settings.budget is not None and not isinstance(settings.budget, CaptureBudget):
-            raise ConfigurationError("budget", settings.budget, "expected a CaptureBudget")
         self.settings, self.recorder = settings, recorder
-        self.budget = settings.budget or CaptureBudget()
-        self.trigger = _trigger(settings)
+        self.budget = budget_of(settings)
+        self.judging = Judging(settings)
         self.aggregator = Aggregator(recorder)
+        self.aggregator.sampling = settings.sampling or {}
         self.horizon = Horizon()
         self.gc = GcPauses(recorder)
         self.capture: RequestScopedCapture | None = None
@@ -71,6 +56,8 @@ class Rooms:
         self.exporter = self.outlet.exporter
         self.host = HostWatch(self.gc)
         self.device = DeviceRoom(recorder)
+        self.ranges = Ranges()
+        self._hooks = Hooks(recorder, self.ranges)
         self.pod = pod.Pod(pod.Slot(0, None, "", -1))
         self.keeper: IncidentKeeper | None = None
         self.pid = os.getpid()
@@ -78,8 +65,16 @@ class Rooms:
         """CPU time of our own threads, by their names; kept by the runtime."""
         self.off: set[str] = set()
         """Parts that an operator switched off on demand: `capture`, `export`."""
-        self._counts = [[0] * pod.PARTS for _ in range(self.trigger.width)]
         self._horizon_lock = threading.Lock()
+
+    @property
+    def trigger(self) -> Trigger:
+        """The detector."""
+        return self.judging.trigger
+
+    @trigger.setter
+    def trigger(self, trigger: Trigger) -> None:
+        self.judging.trigger = trigger
 
     def activate(self) -> None:
         """Take a place in the pod and begin to listen."""
@@ -89,8 +84,7 @@ class Rooms:
             self.recorder.set_edges(request, edges)
         self.gc.start()
         self.device.start()
-        if self.settings.capture and not guard.is_off("capture.hooks"):
-            self._listen()
+        self._listen()
         if self.exporter is not None:
             self.exporter.open(self.pod.slot.directory)
         self.outlet.listen()
@@ -110,12 +104,14 @@ class Rooms:
             return pod.Pod(pod.lease(None, self.settings.service))
 
     def _listen(self) -> None:
-        """Let captures decide about requests."""
-        capture = self.capture = RequestScopedCapture(self.budget, set_armed=self._set_armed, columns=lambda: self.aggregator.columns)
-        self.recorder.set_hooks(on_start=capture.on_start, on_enter=capture.on_enter, on_exit=capture.on_exit, on_finish=capture.on_finish)
+        """Let captures decide about requests, and a tool that is attached see their stages."""
+        self.ranges.start()
+        if self.settings.capture and not guard.is_off("capture.hooks"):
+            self.capture = RequestScopedCapture(self.budget, set_armed=self._set_armed, columns=lambda: self.aggregator.columns)
+        self._hooks.listen(self.capture)
 
     def _set_armed(self, armed: bool) -> None:  # noqa: FBT001  (a switch, called with what it becomes)
-        self.recorder.armed = armed and "capture" not in self.off
+        self._hooks.arm(armed and "capture" not in self.off)
 
     def deactivate(self) -> None:
         """Give slot and lead back: this process serves nothing."""
@@ -168,11 +164,12 @@ class Rooms:
         self.pod = pod.Pod(pod.Slot(0, None, "", -1))
         self.keeper = None
         self.overhead_ns = {}
-        self._counts = [[0] * pod.PARTS for _ in range(self.trigger.width)]
-        self.trigger = _trigger(self.settings)
+        self.judging.host.after_fork()
+        self.judging = Judging(self.settings)
         self.gc.stop()
         self.gc = GcPauses(self.recorder)
         self.device.after_fork()
+        self.ranges.after_fork()
         self.capture = None  # it disabled itself; a new one is made when this process serves
         self.recorder.set_hooks()
         self.recorder.armed = False
@@ -211,28 +208,11 @@ class Rooms:
             self.horizon.add(window, sites, breathe)
 
     def _judge(self, window: Window, moment_ns: int) -> Breach | None:
-        for row, seen in zip(self._counts, self.trigger.rows(window), strict=True):
-            for part, value in enumerate(seen):
-                row[part] += value
         if guard.is_off("pod") and self.pod.slot.directory is not None:
             self._leave_pod()
-        pooled = guard.contained("pod", lambda: self._pooled(moment_ns), None)
+        self.judging.count(window, self.device, moment_ns)
+        pooled = guard.contained("pod", lambda: self.judging.pooled(self.pod, moment_ns), None)
         return self.trigger.update(moment_ns, pooled) if pooled is not None else None
-
-    def _pooled(self, moment_ns: int) -> list[Counts] | None:
-        """What the pod counted since the last tick, for its leader; None in the others."""
-        place = self.pod
-        place.publish(moment_ns, [tuple(row) for row in self._counts])
-        led = place.leading
-        if not place.leads():
-            return None
-        if not led and len(place.workers(moment_ns)) <= 1:
-            place.set_warm(False)  # the first worker: what an earlier life of this pod said is over
-        if place.warm and not self.trigger.ready:
-            self.trigger.mark_ready()
-        elif self.trigger.ready and not place.warm:
-            place.set_warm(True)
-        return [Counts(*row) for row in place.collect(moment_ns, len(self._counts))]
 
     def _leave_pod(self) -> None:
         """The pool cannot be used any more: go on alone, under the same name, without a place on disk."""
@@ -243,9 +223,8 @@ class Rooms:
         self.keeper = IncidentKeeper(self._sources(), self.capture)
 
     def _follow(self, keeper: IncidentKeeper, window: Window, breach: Breach | None, moment_ns: int) -> None:
-        if breach is not None:
-            keeper.open(breach, moment_ns)
-        keeper.step(moment_ns, window.records, self.trigger.take_closed())
+        closed = self.judging.follow(keeper, breach, moment_ns)
+        keeper.step(moment_ns, window.records, closed)
         if keeper.current is None:
             self.host.disarm()
         else:
@@ -321,6 +300,7 @@ class Rooms:
             raise CaptureRefusedError("captures are off (INFERSCOPE_CAPTURE=0 or capture=False)")
         if guard.is_off("incident") or guard.is_off("capture.hooks"):
             raise CaptureRefusedError("captures were switched off after failures of ours; see inferscope.status()")
+        self.judging.permit(moment_ns)
         return self.keeper.ask(self.trigger.manual(moment_ns), moment_ns, reason=reason, keep=requests)
 
     def snapshot(self, taken_unix_ns: int) -> Snapshot:
@@ -338,10 +318,7 @@ class Rooms:
             "state_dir": str(self.settings.state_dir) if self.settings.state_dir else None,
             "leads": self.pod.leading,
             "ready": self.ready(),
-            "objectives": {
-                name: {"phase": state.phase, "requests": state.requests, "exceeding": state.exceeding, "excluded": state.excluded}
-                for name, state in self.trigger.state.items()
-            },
+            **self.judging.status(),
             "incident": str(keeper.current) if keeper is not None and keeper.current else None,
             "incidents": {"opened": keeper.opened, "diagnosed": keeper.diagnosed} if keeper is not None else None,
             "switched_off_on_demand": sorted(self.off),
@@ -349,6 +326,7 @@ class Rooms:
             "problems": list(self.settings.problems),
             "host": self.host.status(),
             "device": self.device.status(),
+            "nvtx": f"off: {self.ranges.off}" if self.ranges.off else "on",
             "capture": self.capture.status() if self.capture is not None else "off",
             "export": self.exporter.status() if self.exporter is not None else "off",
             "counters": self.recorder.counters(),

@@ -140,9 +140,9 @@ def test_a_token_file_that_others_can_read_is_refused(directory):
     path.write_text(TOKEN)
     path.chmod(0o644)
     with pytest.raises(InferscopeError, match="chmod 600"):
-        room.read_token({"INFERSCOPE_CONTROL_TOKEN_FILE": str(path)}, None)
+        room.read_token({}, None, path)
     path.chmod(0o600)
-    assert room.read_token({"INFERSCOPE_CONTROL_TOKEN_FILE": str(path)}, None) == TOKEN.encode()
+    assert room.read_token({}, None, path) == TOKEN.encode()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of others")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 import threading
 import time
 
@@ -13,6 +14,7 @@ from inferscope import guard
 from inferscope.control import Control, Options
 from inferscope.control.signals import SignalSource
 from inferscope.errors import InferscopeError
+from inferscope.settings import load
 
 
 @pytest.fixture
@@ -110,19 +112,26 @@ def test_a_signal_when_nobody_serves_is_passed_on_and_forgotten(service, directo
     assert len(earlier) == 2
 
 
-def test_what_is_wanted_comes_from_the_environment(monkeypatch):
-    read = Options.read
-    assert read({}) == Options()
-    assert read({"INFERSCOPE_CONTROL": "0", "INFERSCOPE_CONTROL_HTTP": "9000"}) == Options(socket=False)
-    assert read({"INFERSCOPE_CONTROL_HTTP": "9000"}).http_port == 9000
-    assert read({"INFERSCOPE_CONTROL_HTTP": "[::1]:9000"}).http_host == "::1"
-    assert read({"INFERSCOPE_CONTROL_SIGNAL": "SIGUSR2"}).signal == "SIGUSR2"
+def test_what_is_wanted_comes_from_keywords_the_environment_and_a_file(monkeypatch, tmp_path):
+    def wanted(environ=None, file="", **keywords):
+        (tmp_path / "inferscope.toml").write_text(file)
+        return Options.of(load(keywords, environ={"INFERSCOPE_STATE_DIR": str(tmp_path), **(environ or {})}, directory=tmp_path))
+
+    assert wanted() == Options()
+    assert wanted({"INFERSCOPE_CONTROL": "0", "INFERSCOPE_CONTROL_HTTP": "9000"}) == Options(socket=False)
+    assert wanted({"INFERSCOPE_CONTROL_HTTP": "9000"}).http_port == 9000
+    assert wanted({"INFERSCOPE_CONTROL_HTTP": "[::1]:9000"}).http_host == "::1"
+    assert wanted({"INFERSCOPE_CONTROL_SIGNAL": "SIGUSR2"}).signal == "SIGUSR2"
+    assert wanted(file='control_http = 9001\ncontrol_opamp = "http://127.0.0.1:1"').http_port == 9001
+    assert wanted({"INFERSCOPE_CONTROL_HTTP": "9000"}, "control_http = 9001", control_http=9002).http_port == 9002
+    assert wanted(control_token_file="/run/token", control_signal="USR2").token_file == Path("/run/token")
+    assert wanted(control=False).socket is False
     with pytest.raises(InferscopeError, match="port"):
-        read({"INFERSCOPE_CONTROL_HTTP": "everywhere"})
+        wanted({"INFERSCOPE_CONTROL_HTTP": "everywhere"})
     monkeypatch.setenv("INFERSCOPE_STRICT", "0")
     guard.reset()
-    assert read({"INFERSCOPE_CONTROL_HTTP": "99999999"}).http_port is None
-    assert read({"INFERSCOPE_CONTROL": "perhaps"}).socket is False
+    assert wanted({"INFERSCOPE_CONTROL_HTTP": "99999999"}).http_port is None
+    assert wanted({"INFERSCOPE_CONTROL": "perhaps"}).socket is False
 
 
 def test_switched_off_everything_is_off(service, directory):
