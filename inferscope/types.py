@@ -140,6 +140,8 @@ class RequestRecord:
     spans: tuple[SpanRecord, ...]
     trace: tuple[str, ...] | None = None
     """Trace id and span id of the application's span in hex, and a third item, `unsampled`, when nobody keeps that span."""
+    device_incomplete: bool = False
+    """Device data of it had not come 2 s after its end: what the device did may still be with the stage that waited for it."""
 
     @property
     def profiled(self) -> bool:

@@ -313,7 +313,7 @@ def decode(retained: Sequence[Any], key: ClassKey) -> RequestRecord:
 
     Args:
         retained: The recorder's tuple: id, class index, start, wall, band, reasons, thread, size, items, error, cpu, voluntary and
-            involuntary switches, truncated, vector, spans, trace.
+            involuntary switches, truncated, vector, spans, trace, device incomplete.
         key: The class that the index means.
     """
     (
@@ -334,6 +334,7 @@ def decode(retained: Sequence[Any], key: ClassKey) -> RequestRecord:
         vector,
         spans,
         trace,
+        incomplete,
     ) = retained
     return RequestRecord(
         id_,
@@ -353,6 +354,7 @@ def decode(retained: Sequence[Any], key: ClassKey) -> RequestRecord:
         struct.unpack(f"<{len(vector) // 8}q", vector),
         _spans(spans) if reasons & _WITH_SPANS else (),
         trace,
+        bool(incomplete),
     )
 
 

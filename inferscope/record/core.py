@@ -3,6 +3,21 @@
 `INFERSCOPE_DISABLED=1` is read before anything else loads; `INFERSCOPE_PURE=1`, or a core that was not built or does not load, gives the twin.
 So does an interpreter that runs without its lock: the core would switch the lock on for the whole process. The twin counts there, but two
 threads that add to one counter at the same instant may count once; `REASON`, and with it `status()`, says so.
+
+Late device data (DESIGN 4.6). Whoever records a device span in a request settles it like this, and from any thread:
+
+    ref = recorder.pin(request)                      # in the request, beside the first event; 0 when there is nothing to settle
+    waits = recorder.column("gpu-queue", "cuda:0")   # once; `Recorder.columns()` lists them all
+    recorder.settle(ref, copy_column, waits, ns)     # any number of times, in the request or after it; returns the ns moved
+    recorder.unpin(ref)                              # exactly once for each pin, also when the span was lost or abandoned
+
+`settle` moves time between two columns of that request: of its exclusive vector and, once it is counted, of the band sums that it went
+into. Sums stay as they are, because a column gives no more than this request put there: what `settle` returns may be less than was
+asked for. While a request has pins its retained record is withheld from `drain`, for at most 2 s after its end; then it is handed over
+with `device_incomplete` set (the last field of the tuple), counted in `counters()["device_incomplete"]`, and later calls with its
+reference do nothing. `pins_refused` counts pins beyond 4096 requests at once, `settles_refused` moves beyond 16 pairs of columns in one
+open request. A reference is a plain int that never comes again; a request that was discarded, a carrier and a no-op have 0 or are
+forgotten.
 """
 
 from __future__ import annotations

@@ -194,6 +194,34 @@ def carriers(recorder: Any) -> None:
     recorder.entry(compiled.request, compiled.traced_request)("x", items=1)
 
 
+def settle(recorder: Any) -> None:
+    queue, forward = recorder.column("gpu-queue", "sim:0"), recorder.column("stage", "forward")
+    refs = []
+    for _ in range(40):
+        with recorder.request("settled") as request, recorder.stage("forward"):
+            refs += [recorder.pin(request), recorder.pin(request)]
+            recorder.settle(refs[-1], forward, queue, 10)
+    recorder.drain()
+    recorder.set_edges("settled", [1, 50])
+    recorder.set_edges("settled", [3])
+    for number, ref in enumerate(refs):
+        recorder.settle(ref, forward, queue, 1 + number)
+        recorder.settle(ref, forward, recorder.column("late", str(number % 3)), 5)
+        if number % 5:
+            recorder.unpin(ref)
+    with recorder.request("settled") as request:
+        recorder.pin(request)
+        request.discard()
+    dropped = recorder.request("settled")
+    dropped.__enter__()
+    recorder.pin(dropped)
+    for bad in ((0, 0, 1, 1), ("x", 0, 1, 1), (refs[0], "x", 1, 1), (refs[0], 0, 1, 1 << 80), (1 << 80, 0, 1, 1)):
+        recorder.settle(*bad)
+    recorder.unpin(None), recorder.pin(None), recorder.column(1, None)
+    with contextlib.suppress(TypeError):
+        recorder.settle(1)
+
+
 def read(recorder: Any) -> None:
     recorder.columns()
     for index, _kind, _labels, _digits, _lowest, length in recorder.series():
@@ -254,7 +282,7 @@ def main(rounds: int) -> None:
     recorder.set_edges("score", [1])
     recorder.cpu_mode = "on"
     for _ in range(rounds):
-        for part in (spans, decorated, locks, carriers, read):
+        for part in (spans, decorated, locks, carriers, settle, read):
             part(recorder)
         threads = [threading.Thread(target=spans, args=(recorder,)) for _ in range(3)]
         for thread in threads:

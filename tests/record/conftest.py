@@ -52,11 +52,12 @@ class Retained(NamedTuple):
     spans: list[tuple[int, ...]]
     """Start, end, aux, thread, column, parent, flags."""
     trace: object
+    device_incomplete: bool
 
 
 def unpack(rows: list[Any]) -> list[Retained]:
     """Open the packed parts of drained rows."""
-    return [Retained(*row[:14], tuple(array("q", row[14])), list(struct.iter_unpack("<qqqIHBB", row[15])), row[16]) for row in rows]
+    return [Retained(*row[:14], tuple(array("q", row[14])), list(struct.iter_unpack("<qqqIHBB", row[15])), *row[16:]) for row in rows]
 
 
 class Reader:

@@ -45,10 +45,12 @@ class Program:
         self.requests: list[Any] = []
         self.spans: list[Any] = []
         self.drained: list[tuple[Any, ...]] = []
+        self.pins: list[int] = []
+        self.moved: list[int] = []
 
     def run(self, steps: int = 120) -> Program:
         self.recorder.set_edges("score", [3_000, 40_000])
-        actions = [self.enter, self.enter, self.leave, self.leave, self.interval, self.begin, self.end, self.mark]
+        actions = [self.enter, self.enter, self.leave, self.leave, self.interval, self.begin, self.end, self.mark, self.pin, self.settle]
         for _ in range(steps):
             self.clock.now += self.random.choice((0, 1, 300, 2_500, 7_001))
             self.random.choice(actions)()
@@ -56,6 +58,8 @@ class Program:
             self.leave()
         while self.requests:
             self.end()
+        if self.random.random() < 0.5:
+            self.clock.now += 2_000_000_000
         self.drained += self.recorder.drain()
         return self
 
@@ -101,6 +105,19 @@ class Program:
         error = self.random.random() < 0.1
         request.__exit__(*((KeyError, KeyError(), None) if error else (None, None, None)))
 
+    def pin(self) -> None:
+        if self.requests:
+            self.pins.append(self.recorder.pin(self.requests[-1]))
+
+    def settle(self) -> None:
+        if self.pins:
+            ref = self.random.choice(self.pins)
+            source, target = (self.random.randrange(7) for _ in range(2))
+            self.moved.append(self.recorder.settle(ref, source, target, self.random.choice((1, 400, 60_000))))
+            if self.random.random() < 0.4:
+                self.pins.remove(ref)
+                self.recorder.unpin(ref)
+
     def mark(self) -> None:
         if self.random.random() < 0.1:
             self.recorder.begin_epoch(breaching=self.random.randrange(4), reservoir=200, slowest=2)
@@ -128,13 +145,14 @@ def picture(program: Program) -> dict[str, Any]:
     for record in program.drained:
         vector = array("q", record[14])
         assert sum(vector) == record[3]
-        records.append((*record[:6], *record[7:14], list(vector), spans_of(record), record[16]))
+        records.append((*record[:6], *record[7:14], list(vector), spans_of(record), *record[16:]))
     return {
         "columns": columns,
         "counts": {key: value for key, value in counts.items() if value[2][0]},
         "classes": {key: value for key, value in classes.items() if value[1]["count"]},
         "records": records,
         "counters": recorder.counters(),
+        "moved": program.moved,
     }
 
 

@@ -94,8 +94,8 @@ class ArrayRecorder:
         self._id += 1
         span = struct.pack("<qqqIHBB", int(start_ns), int(start_ns + wall_ns), 0, 7, 2, 255, 0)
         packed = vector.astype(np.int64).tobytes()
-        record = (self._id, 0, int(start_ns), int(wall_ns), band, reasons, 7, None, 1, None, None, None, None, False, packed, span, None)
-        self._retained.append(record)
+        timing = self._id, 0, int(start_ns), int(wall_ns), band, reasons, 7
+        self._retained.append((*timing, None, 1, None, None, None, None, False, packed, span, None, False))
 
     def columns(self):
         return self._columns

@@ -93,24 +93,26 @@ static void ask_trace(Recorder *rec, Request *r) {
     Py_XDECREF(ids);
 }
 
-static void retain(Recorder *rec, const Request *r, int band, int reasons) {
-    size_t vector_bytes = (size_t)rec->column_count * sizeof(int64_t), slot_bytes = (size_t)r->slot_count * sizeof(Slot);
+/* A pinned request may yet get columns that are made later. Returns NULL when there is no room. */
+static Retained *retain(Recorder *rec, const Request *r, int band, int reasons) {
+    int room = r->pin != NULL ? COLUMN_LIMIT : rec->column_count;
+    size_t vector_bytes = (size_t)room * sizeof(int64_t), slot_bytes = (size_t)r->slot_count * sizeof(Slot);
     Retained *k = NULL;
     if (rec->retained_count < RETAINED_LIMIT)
         k = PyMem_RawMalloc(sizeof(Retained) + vector_bytes + slot_bytes);
     if (k == NULL) {
         rec->retained_dropped++;
-        return;
+        return NULL;
     }
     *k = (Retained){
         .id = r->id, .start = r->root.start, .wall = r->wall, .items = r->items, .cpu_ns = r->cpu_ns, .nvcsw = r->nvcsw,
         .nivcsw = r->nivcsw, .size = r->size, .error = Py_XNewRef(r->error), .trace = Py_XNewRef(r->trace), .thread = r->tid,
-        .class_index = r->class_->index, .band = band, .reasons = reasons, .columns = rec->column_count, .spans = r->slot_count,
+        .class_index = r->class_->index, .band = band, .reasons = reasons, .columns = rec->column_count, .room = room, .spans = r->slot_count,
         .has_size = r->has_size, .has_cpu = r->has_cpu, .truncated = r->truncated,
     };
     memcpy(k->payload, r->vector, vector_bytes);
     memcpy((char *)k->payload + vector_bytes, r->slots, slot_bytes);
-    rec->retained[rec->retained_count++] = k;
+    return rec->retained[rec->retained_count++] = k;
 }
 
 static void count_unprofiled(Recorder *rec, const Request *r, int band) {
@@ -147,11 +149,11 @@ void class_fold(Recorder *rec, Request *r) {
     else
         count_unprofiled(rec, r, band);
     int reasons = retention_reasons(rec, r, band);
-    if (reasons == 0)
-        return;
     if (UNLIKELY(rec->trace_context != NULL) && r->trace == NULL && (reasons & ~REASON_RESERVOIR))
         ask_trace(rec, r);
-    retain(rec, r, band, reasons);
+    Retained *k = reasons != 0 ? retain(rec, r, band, reasons) : NULL;
+    if (UNLIKELY(r->pin != NULL))
+        pin_hold(rec, r, r->profiled ? -1 : band, k);
 }
 
 void retained_free(Retained *k) {
@@ -174,23 +176,30 @@ static PyObject *optional_int(int present, int64_t value) {
 static PyObject *retained_tuple(const Retained *k) {
     Py_ssize_t vector_bytes = k->columns * (Py_ssize_t)sizeof(int64_t);
     PyObject *size = k->has_size ? PyFloat_FromDouble(k->size) : Py_NewRef(Py_None);
-    return Py_BuildValue("(LiLLiiINLONNNNy#y#O)", (long long)k->id, k->class_index, (long long)k->start, (long long)k->wall, k->band,
+    return Py_BuildValue("(LiLLiiINLONNNNy#y#OO)", (long long)k->id, k->class_index, (long long)k->start, (long long)k->wall, k->band,
                          k->reasons, (unsigned int)k->thread, size, (long long)k->items, k->error != NULL ? k->error : Py_None,
                          optional_int(k->has_cpu, k->cpu_ns), optional_int(k->has_cpu, k->nvcsw), optional_int(k->has_cpu, k->nivcsw),
                          PyBool_FromLong(k->truncated), (const char *)k->payload, vector_bytes,
-                         (const char *)k->payload + vector_bytes, k->spans * (Py_ssize_t)sizeof(Slot),
-                         k->trace != NULL ? k->trace : Py_None);
+                         (const char *)(k->payload + k->room), k->spans * (Py_ssize_t)sizeof(Slot),
+                         k->trace != NULL ? k->trace : Py_None, k->incomplete ? Py_True : Py_False);
 }
 
-/* Takes the queue first: building tuples may run a collection, whose finalizers may finish requests. */
+/* Takes the queue first, but for what waits for device data: building tuples may run a collection, whose finalizers may finish requests. */
 PyObject *retained_drain(Recorder *rec) {
-    int n = rec->retained_count;
+    pins_expire(rec);
+    int found = rec->retained_count, n = 0;
     Retained **fresh = PyMem_RawCalloc(RETAINED_LIMIT, sizeof(Retained *));
     if (fresh == NULL)
         return PyErr_NoMemory();
     Retained **taken = rec->retained;
     rec->retained = fresh;
     rec->retained_count = 0;
+    for (int i = 0; i < found; i++) {
+        if (taken[i]->withheld)
+            fresh[rec->retained_count++] = taken[i];
+        else
+            taken[n++] = taken[i];
+    }
     PyObject *list = PyList_New(n);
     for (int i = 0; i < n; i++) {
         PyObject *item = list == NULL ? NULL : retained_tuple(taken[i]);

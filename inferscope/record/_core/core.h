@@ -1,7 +1,7 @@
 /* Shared declarations of the native recorder.
  *
  * Reading order: core.h (the data), frame.h (entering and leaving a timed region: the hot path), request.c (begin and finish),
- * fold.c (exclusive vector), bands.c (what finish keeps), recorder.c and reader.c (the Python face).
+ * fold.c (exclusive vector), bands.c (what finish keeps), settle.c (what comes later), recorder.c and reader.c (the Python face).
  *
  * Threads: every function runs under the GIL. Nothing here gives it up except a call into Python (hooks, test clocks, wrapped
  * functions and locks), so a Frame list or a counter is never seen half written. The module does not claim free-threading support.
@@ -69,6 +69,7 @@ typedef struct {
 
 typedef struct Request Request;
 typedef struct Recorder Recorder;
+typedef struct Pin Pin; /* settle.c */
 
 /* One open timed region. Frames of a request form a list from `top` down to the request's own root frame. */
 typedef struct Frame {
@@ -117,8 +118,8 @@ typedef struct {
     double size;
     PyObject *error, *trace;
     uint32_t thread;
-    int class_index, band, reasons, columns, spans;
-    char has_size, has_cpu, truncated;
+    int class_index, band, reasons, columns, room, spans; /* room: columns that fit before the slots */
+    char has_size, has_cpu, truncated, withheld, incomplete;
     int64_t payload[];
 } Retained;
 
@@ -140,6 +141,7 @@ struct Request {
     Request *open_next, *open_prev;
     PyObject *error, *trace, *weakrefs;
     PyObject *packed; /* of a carrier that ended; see splice.c */
+    Pin *pin;         /* while open and a device span is pending */
     int64_t id, started_ns, items, wall;
     double size;
     int64_t cpu_begin, nvcsw, nivcsw, cpu_ns;
@@ -207,7 +209,10 @@ struct Recorder {
     SiteCache site_cache[SITE_CACHE];
     PyObject *site_index; /* {(lock, site, stage): index into sites} */
     PyObject *weakrefs;
+    Pin **pins;
+    int pin_count;
     int64_t late_spans, truncated, column_overflow, series_overflow, retained_dropped, hook_errors, internal_errors;
+    int64_t device_incomplete, pins_refused, settles_refused;
 };
 
 /* Per thread: native id (a system call otherwise) and how many requests began or ended here. */
@@ -327,7 +332,7 @@ int registry_column_index(Recorder *rec, PyObject *kind, PyObject *name);
 Class *registry_class(Recorder *rec, PyObject *name, PyObject *model, PyObject *cls);
 int registry_setup(Recorder *rec);
 void registry_free(Recorder *rec);
-void class_set_edges(Class *c, PyObject *edges);
+void class_set_edges(Recorder *rec, Class *c, PyObject *edges);
 
 static inline Def *registry_stage(Recorder *rec, PyObject *name) {
     StageCache *c = &rec->stage_cache[((uintptr_t)name >> 4) & (STAGE_CACHE - 1)];
@@ -374,6 +379,15 @@ void site_blame(Recorder *rec, int index, int64_t wait_ns, int64_t hold_ns);
 void sites_zero(Recorder *rec);
 void sites_free(Recorder *rec);
 PyObject *sites_list(Recorder *rec);
+
+/* settle.c */
+extern PyMethodDef settle_methods[];
+void pin_apply(Request *r);
+void pin_hold(Recorder *rec, Request *r, int band, Retained *k);
+void pin_forget(Request *r);
+void pins_expire(Recorder *rec);
+void pins_clear(Recorder *rec);
+void pins_refold(Recorder *rec, const Class *c);
 
 /* splice.c */
 extern PyMethodDef splice_methods[];

@@ -165,10 +165,12 @@ static PyObject *reader_counters(PyObject *self, PyObject *unused) {
     (void)unused;
     for (int i = 0; i < rec->series_count; i++)
         clamped += rec->series[i]->clamped;
-    return Py_BuildValue("{sL sL sL sL sL sL sL sL}", "late_spans", (long long)rec->late_spans, "truncated", (long long)rec->truncated,
+    return Py_BuildValue("{sL sL sL sL sL sL sL sL sL sL sL}", "late_spans", (long long)rec->late_spans, "truncated", (long long)rec->truncated,
                          "column_overflow", (long long)rec->column_overflow, "series_overflow", (long long)rec->series_overflow, "clamped",
                          (long long)clamped, "retained_dropped", (long long)rec->retained_dropped, "hook_errors",
-                         (long long)rec->hook_errors, "internal_errors", (long long)rec->internal_errors);
+                         (long long)rec->hook_errors, "internal_errors", (long long)rec->internal_errors, "device_incomplete",
+                         (long long)rec->device_incomplete, "pins_refused", (long long)rec->pins_refused, "settles_refused",
+                         (long long)rec->settles_refused);
 }
 
 PyMethodDef reader_methods[] = {

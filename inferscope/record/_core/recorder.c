@@ -132,7 +132,7 @@ static PyObject *recorder_set_edges(PyObject *self, PyObject *const *args, Py_ss
     }
     for (int i = 0; i < rec->class_count; i++)
         if (PyUnicode_Compare(rec->classes[i]->request, name) == 0)
-            class_set_edges(rec->classes[i], edges);
+            class_set_edges(rec, rec->classes[i], edges);
     Py_DECREF(name);
     Py_DECREF(edges);
     Py_RETURN_NONE;
@@ -173,6 +173,7 @@ static PyObject *recorder_after_fork(PyObject *self, PyObject *unused) {
     PyObject *token = PyContextVar_Set(rec->var, Py_None);
     PyErr_Clear();
     Py_XDECREF(token);
+    pins_clear(rec);
     retained_clear(rec);
     sites_zero(rec);
     for (int i = 0; i < rec->series_count; i++) {
@@ -184,6 +185,7 @@ static PyObject *recorder_after_fork(PyObject *self, PyObject *unused) {
     rec->breach_left = rec->breach_budget;
     rec->late_spans = rec->truncated = rec->column_overflow = rec->series_overflow = 0;
     rec->retained_dropped = rec->hook_errors = rec->internal_errors = 0;
+    rec->device_incomplete = rec->pins_refused = rec->settles_refused = 0;
     rec->rng ^= (uint64_t)clock_system() << 1; /* siblings sample differently */
     Py_RETURN_NONE;
 }
@@ -389,6 +391,8 @@ static void recorder_dealloc(PyObject *self) {
     if (rec->weakrefs != NULL)
         PyObject_ClearWeakRefs(self);
     recorder_clear(self);
+    pins_clear(rec);
+    PyMem_RawFree(rec->pins);
     if (rec->retained != NULL)
         retained_clear(rec);
     PyMem_RawFree(rec->retained);
@@ -414,7 +418,7 @@ PyTypeObject Recorder_Type = {
 
 /* tp_methods holds one table; those of other files are added to the type's dict once it is ready. */
 int recorder_add_reader(void) {
-    PyMethodDef *const tables[] = {reader_methods, splice_methods, entry_methods};
+    PyMethodDef *const tables[] = {reader_methods, splice_methods, entry_methods, settle_methods};
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) {
         for (PyMethodDef *m = tables[t]; m->ml_name != NULL; m++) {
             PyObject *descriptor = PyDescr_NewMethod(&Recorder_Type, m);

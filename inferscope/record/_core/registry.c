@@ -211,7 +211,7 @@ static Class *class_add(Recorder *rec, PyObject *name, PyObject *model, PyObject
     rec->classes[rec->class_count++] = c;
     PyObject *edges = PyDict_GetItemWithError(rec->edges, name);
     if (edges != NULL)
-        class_set_edges(c, edges);
+        class_set_edges(rec, c, edges);
     PyErr_Clear();
     return c;
 }
@@ -293,7 +293,7 @@ static void class_drop_edges(Class *c) {
 }
 
 /* `edges`: ascending tuple of at most EDGE_LIMIT ints. Violations of an edge that stays are kept. */
-void class_set_edges(Class *c, PyObject *edges) {
+void class_set_edges(Recorder *rec, Class *c, PyObject *edges) {
     int64_t fresh[EDGE_LIMIT], violations[EDGE_LIMIT] = {0};
     int n = (int)PyTuple_GET_SIZE(edges), same = n == c->edge_count;
     for (int i = 0; i < n; i++) {
@@ -305,6 +305,7 @@ void class_set_edges(Class *c, PyObject *edges) {
     }
     if (same)
         return;
+    pins_refold(rec, c);
     class_drop_edges(c);
     for (int i = 0; i < n; i++) {
         c->edges[i] = fresh[i];

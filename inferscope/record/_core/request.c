@@ -285,6 +285,8 @@ void request_close_uncounted(Request *r) {
     if (!r->open)
         return;
     request_close(r);
+    if (r->pin != NULL)
+        pin_forget(r);
     end_link(r->rec, r, rec_now(r->rec));
 }
 
@@ -319,6 +321,8 @@ static void finish(Request *r, PyObject *error) {
     if (error != NULL && error != Py_None && r->error == NULL)
         request_set_error(r, error);
     fold_vector(r, end);
+    if (UNLIKELY(r->pin != NULL))
+        pin_apply(r);
     int alone = request_close(r);
     cpu_end(r, alone);
     end_link(rec, r, end);

@@ -65,6 +65,13 @@ class BandTable:
                 sums[column] += ns
         entry.count += 1
 
+    def move(self, row: int, source: int, target: int, ns: int) -> None:
+        """Move time between two columns of a row."""
+        entry = self._rows.get(row)
+        if entry is not None:
+            entry.sums[source] -= ns
+            entry.sums[target] += ns
+
     def fold_edges(self, edges: tuple[int, ...]) -> None:
         """Return the rows of edges that no longer hold to the bands they were cut from."""
         for index, edge in enumerate(edges):

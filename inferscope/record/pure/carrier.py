@@ -89,6 +89,10 @@ class Carrier(Request):
         columns = recorder.registry.columns
         self.packed = (os.getpid(), tuple(columns[column] for column in place), bytes(spans), self.truncated)
 
+    def pinned(self) -> int:
+        """A carrier has no vector that could settle."""
+        return 0
+
     def __call__(self, function: F) -> F:
         """A function cannot carry: it would have nobody to give its record to."""
         return function

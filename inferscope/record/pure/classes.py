@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from inferscope.record.pure.bands import BandTable, row_of
+from inferscope.record.pure.bands import EDGE_ROW, BandTable, band_of, row_of
 from inferscope.types import COLUMN_LIMIT
 
 if TYPE_CHECKING:
@@ -62,6 +62,10 @@ class RequestClass:
     def row_of(self, wall_ns: int) -> int:
         """The band row of a wall time."""
         return row_of(wall_ns, self.edges)
+
+    def base_of(self, row: int) -> int:
+        """The band that a row was cut from, or that it is."""
+        return row if row < EDGE_ROW else band_of(self.edges[row - EDGE_ROW])
 
     def wants_cpu(self) -> bool:
         """Whether `auto` measures the next request: requests of 1 ms or more always, shorter ones 1 in 64."""

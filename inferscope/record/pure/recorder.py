@@ -11,7 +11,7 @@ from inferscope.record.pure.blame import Sites, stage_of
 from inferscope.record.pure.carrier import Carrier
 from inferscope.record.pure.lock import InstrumentedLock, instrument
 from inferscope.record.pure.noop import NOOP, Noop
-from inferscope.record.pure.registry import NO_COLUMN, Registry
+from inferscope.record.pure.registry import NAME_LIMIT, NO_COLUMN, Registry
 from inferscope.record.pure.request import Request
 from inferscope.record.pure.retention import Retention
 from inferscope.record.pure.span import Span
@@ -170,6 +170,38 @@ class Recorder(Shared):
         top = request.top if isinstance(request, Request) else None
         return 0 if request is None or top is None else max(top.start_ns, request.latest_ns)
 
+    def column(self, kind: str, name: str, /) -> int:
+        """Index of a column of the exclusive vectors, made when there is room; 1 (`other`) when there is none."""
+        return self.registry.column(str(kind)[:NAME_LIMIT], str(name)[:NAME_LIMIT])
+
+    def pin(self, request: Request | Noop | None, /) -> int:
+        """Say that a device span of an open request is pending.
+
+        Returns:
+            A reference for `settle` and `unpin`; 0, which they ignore, when there is nothing that could settle.
+        """
+        return request.pinned() if isinstance(request, Request) and request.belongs_to(self) else 0
+
+    def settle(self, ref: int, from_column: int, to_column: int, ns: int, /) -> int:
+        """Move time of a pinned request from one column to another, in its vector and in its band; both keep their sums.
+
+        Args:
+            ref: From `pin`.
+            from_column: What owned the time so far; it gives no more than it holds.
+            to_column: What owns it now.
+            ns: How much.
+
+        Returns:
+            What was moved, 0 when the request's data came too late. While the request is open it is noted and moved at the end.
+        """
+        columns = len(self.registry.columns)
+        known = 0 <= from_column < columns and 0 <= to_column < columns
+        return self.pins.settle(ref, from_column, to_column, ns) if known else 0
+
+    def unpin(self, ref: int, /) -> None:
+        """One pending device span less: what `pin` began, after the last `settle` of that span, also when the span was lost."""
+        self.pins.unpin(ref)
+
     def current(self) -> Request | None:
         """The current request of this thread or task; None when there is none or it closed."""
         request = self.context.get()
@@ -240,7 +272,8 @@ class Recorder(Shared):
         return of.bands.read(of.edges, len(self.registry.columns))
 
     def drain(self) -> list[tuple[Any, ...]]:
-        """Requests retained since the last call."""
+        """Requests retained since the last call, but those that wait for device data; see `inferscope.record.core`."""
+        self.pins.expire()
         return self.retention.drain()
 
     def begin_epoch(self, *, breaching: int = 2048, reservoir: int = 64, slowest: int = 32) -> None:
@@ -262,6 +295,7 @@ class Recorder(Shared):
         self.generation += 1
         self.thread = ThreadState()
         self.registry.after_fork()
+        self.pins.clear()
         self.retention.clear()
         self.sites.clear()
         self.losses.clear()

@@ -12,11 +12,11 @@ from inferscope.types import COLUMN_LIMIT
 if TYPE_CHECKING:
     from inferscope.record.pure.state import Shared
 
-__all__ = ["NO_COLUMN", "Definition", "Registry"]
+__all__ = ["NAME_LIMIT", "NO_COLUMN", "Definition", "Registry"]
 
 _SERIES_LIMIT: Final = 512
 _CLASS_LIMIT: Final = 64
-_NAME_LIMIT: Final = 120
+NAME_LIMIT: Final = 120
 _OTHER: Final = 1
 NO_COLUMN: Final = -1
 _SERIES_KIND: Final = {"lock": "lock.wait"}
@@ -141,7 +141,7 @@ class Registry:
 
     def define_stage(self, name: object) -> Definition:
         """The definition of a stage."""
-        text = str(name)[:_NAME_LIMIT]
+        text = str(name)[:NAME_LIMIT]
         series = self.find_series("stage", (text,))
         if series is None:
             return self._overflow()
@@ -155,7 +155,7 @@ class Registry:
         if known is not None:
             return known
         kind = "lock" if kind == "lock.wait" else kind
-        kind, name = str(kind)[:_NAME_LIMIT], str(name)[:_NAME_LIMIT]
+        kind, name = str(kind)[:NAME_LIMIT], str(name)[:NAME_LIMIT]
         series = self.find_series(_SERIES_KIND.get(kind, kind), (name,))
         if series is None:
             return self._overflow()
@@ -179,7 +179,7 @@ class Registry:
         return self._define_class(key) if known is None else known
 
     def _define_class(self, key: tuple[str, str | None, str | None]) -> RequestClass:
-        name, model, cls = (None if part is None else str(part)[:_NAME_LIMIT] for part in key)
+        name, model, cls = (None if part is None else str(part)[:NAME_LIMIT] for part in key)
         name = name or ""
         with self._lock:
             key = (name, model, cls)
@@ -211,4 +211,5 @@ class Registry:
             self._edges[name] = edges
             for each in self.classes:
                 if each.name == name:
+                    self._shared.pins.refold(each, each.base_of)
                     each.set_edges(edges)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from inferscope.record.pure.classes import RequestClass
     from inferscope.record.pure.recorder import Recorder
+    from inferscope.record.pure.settle import Pin
     from inferscope.record.pure.state import Traffic
 
     F = TypeVar("F", bound=Callable[..., Any])
@@ -51,40 +52,9 @@ class Request:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_before",
-        "_depth",
-        "_generation",
-        "_kind",
-        "_of",
-        "_outer",
-        "_recorder",
-        "_started_ns",
-        "_token",
-        "_traffic",
-        "cls",
-        "column",
-        "cpu_known",
-        "end_ns",
-        "error",
-        "id",
-        "ident",
-        "items",
-        "latest_ns",
-        "model",
-        "name",
-        "native_id",
-        "open",
-        "overlapping",
-        "profiled",
-        "size",
-        "spans",
-        "start_ns",
-        "top",
-        "trace",
-        "truncated",
-        "vector",
-        "wanted",
+        "__weakref__", "_before", "_depth", "_generation", "_kind", "_of", "_outer", "_recorder", "_started_ns", "_token", "_traffic",
+        "cls", "column", "cpu_known", "end_ns", "error", "id", "ident", "items", "latest_ns", "model", "name", "native_id", "open",
+        "overlapping", "pin", "profiled", "size", "spans", "start_ns", "top", "trace", "truncated", "vector", "wanted",
     )  # fmt: skip
 
     top: Span | Request | None
@@ -129,6 +99,7 @@ class Request:
         self.top = None
         self.wanted = False
         self.profiled = False
+        self.pin: Pin | None = None
         self.trace: tuple[str, ...] | None = None
         self.error: str | None = None
         self.spans: list[Span | Mark] = []
@@ -252,6 +223,7 @@ class Request:
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             recorder.failed()
         finally:
+            self._forget_pin()
             # Spans refer to their request: left here, they would be a cycle, and work for the garbage collector.
             self.spans = []
 
@@ -265,6 +237,7 @@ class Request:
             except Exception:  # noqa: BLE001 - nothing of ours reaches the application
                 self._recorder.failed()
             finally:
+                self._forget_pin()
                 self.spans = []
 
     def _close(self, recorder: Recorder, end: int) -> None:
@@ -277,6 +250,8 @@ class Request:
             self.vector = critical_path(self.spans, self.start_ns, end, COLUMN_LIMIT)
         else:
             self.vector[0] += end - self.start_ns
+        if self.pin is not None:
+            self.pin.apply(self.vector)
         if self.wanted:
             if self._kind:
                 recorder.exit_hook(self, self.name, self._kind)
@@ -319,7 +294,13 @@ class Request:
         """Put the whole record in the reader's queue if there is a reason to."""
         of = self._of
         reasons = recorder.retention.decide(of, wall_ns, row, profiled=self.profiled)
-        if reasons and recorder.retention.room():
+        pin, self.pin = self.pin, None
+        kept = bool(reasons) and recorder.retention.room()
+        if pin is not None and (kept or row >= 0):
+            recorder.pins.hold(self.id, pin, row, self.vector, len(recorder.registry.columns))
+        elif pin is not None:
+            recorder.pins.forget(self.id)
+        if kept:
             if self.trace is None and reasons & ~Reason.RESERVOIR:
                 recorder.ask_trace(self)
             band = row if row >= 0 else of.row_of(wall_ns)
@@ -329,8 +310,19 @@ class Request:
                 (
                     self.id, of.index, self.start_ns, wall_ns, band, reasons, self.native_id, self.size, self.items, self.error,
                     *cpu, self.truncated, vector, spans, self.trace,
-                )
+                ),
+                pin,
             )  # fmt: skip
+
+    def _forget_pin(self) -> None:
+        """After an end that was not counted."""
+        if self.pin is not None:
+            self._recorder.pins.forget(self.id)
+            self.pin = None
+
+    def pinned(self) -> int:
+        """Note that a device span is pending; gives what `settle` and `unpin` take, 0 for a request that closed."""
+        return self._recorder.pins.pin(self, self._of) if self.open else 0
 
     def elsewhere(self) -> int:
         """Flags of a span that runs on another thread than the request's entry; its CPU time is then unknown."""

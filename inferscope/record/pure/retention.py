@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from array import array
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from inferscope.record.pure.classes import RequestClass
+    from inferscope.record.pure.settle import Pin
     from inferscope.record.pure.state import Counters
 
     Retained = tuple[Any, ...]
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Retention"]
 
 _CAPACITY: Final = 8192
+_VECTOR: Final = 14
+"""Its place in a retained record."""
 
 
 class Retention:
@@ -31,7 +35,7 @@ class Retention:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._queue: deque[Retained] = deque()
+        self._queue: deque[tuple[Retained, Pin | None]] = deque()
         self._random = random.Random()  # noqa: S311 - a sample; and never the application's own generator
         self._breaching = 2048
         self._reservoir = 64
@@ -73,14 +77,31 @@ class Retention:
         self._counters.retained_dropped += 1
         return False
 
-    def put(self, retained: Retained) -> None:
-        """Hand a request to the reader."""
-        self._queue.append(retained)
+    def put(self, retained: Retained, pin: Pin | None = None) -> None:
+        """Hand a request to the reader.
+
+        Args:
+            retained: The record, without its last field.
+            pin: Holds it back while its device data are pending.
+        """
+        self._queue.append((retained, pin))
 
     def drain(self) -> list[Retained]:
-        """Everything retained since the last call."""
+        """Everything retained since the last call but what waits for device data."""
         queue = self._queue
-        return [queue.popleft() for _ in range(len(queue))]
+        waiting: list[tuple[Retained, Pin | None]] = []
+        ready: list[Retained] = []
+        for _ in range(len(queue)):
+            retained, pin = queue.popleft()
+            if pin is None:
+                ready.append((*retained, False))
+            elif pin.until:
+                waiting.append((retained, pin))
+            else:
+                vector = array("q", pin.vector[: pin.columns]).tobytes()
+                ready.append((*retained[:_VECTOR], vector, *retained[_VECTOR + 1 :], pin.incomplete))
+        queue.extendleft(reversed(waiting))
+        return ready
 
     def clear(self) -> None:
         """Forget the queue and draw anew: a forked child must not repeat its parent's sample."""

@@ -9,6 +9,8 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from inferscope.record.pure.settle import Pins
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,7 +26,10 @@ __all__ = ["Counters", "Shared", "ThreadState"]
 class Counters:
     """Everything that was dropped or failed."""
 
-    __slots__ = ("column_overflow", "hook_errors", "internal_errors", "late_spans", "retained_dropped", "series_overflow", "truncated")
+    __slots__ = (
+        "column_overflow", "device_incomplete", "hook_errors", "internal_errors", "late_spans", "pins_refused", "retained_dropped",
+        "series_overflow", "settles_refused", "truncated",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.clear()
@@ -38,6 +43,9 @@ class Counters:
         self.retained_dropped = 0
         self.hook_errors = 0
         self.internal_errors = 0
+        self.device_incomplete = 0
+        self.pins_refused = 0
+        self.settles_refused = 0
 
     def as_dict(self) -> dict[str, int]:
         """The counters by name."""
@@ -94,6 +102,7 @@ class Shared:
         self.context: ContextVar[Request | None] = ContextVar("inferscope.request", default=None)
         self.thread = ThreadState()
         self.losses = Counters()
+        self.pins = Pins(self.clock, self.losses)
         self.generation: int = 0
         self.enabled = True
         self.armed = False
