@@ -7,6 +7,7 @@ synchronous pageable copy is told from facts (`non_blocking`, `is_pinned()`), ne
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -62,14 +63,15 @@ def _abandon(begun: tuple[Channel, Started] | None) -> None:
 def _report(
     begun: tuple[Channel, Started] | None, host_side: Any, way: str, nbytes: int, began: int, ended: int, *, non_blocking: bool
 ) -> None:
+    """Tell of a copy that was made; `host_side` is None for one from device to device, which nobody waits for."""
     try:
-        pageable = not host_side.is_pinned()
+        pageable = host_side is not None and not host_side.is_pinned()
         # A copy from or to pageable memory is staged and waits, whatever non_blocking says.
-        sync = not non_blocking or pageable
+        sync = host_side is not None and (not non_blocking or pageable)
         if begun is not None:
             flags = (SpanFlag.SYNC if sync else 0) | (SpanFlag.PAGEABLE if pageable else 0)
             begun[0].end(begun[1], PREFIX + way, nbytes, flags)
-        record_copy(way, nbytes, began, ended, sync=sync, pageable=pageable, site=_site(3))
+        record_copy(way, nbytes, began, ended, sync=sync, pageable=pageable, site=_site(4))
     except Exception:  # noqa: BLE001  (the copy itself has succeeded; a lost record must not turn it into an error)
         pass
 
@@ -105,49 +107,62 @@ class CopiesIntegration(Integration):
         ledger.replace(torch.nn.Module, "_apply", _applying)
 
 
+def _way(source: Any, result: Any) -> str | None:
+    """Direction of what was copied, `d2d` between two devices; None when it stayed where it was."""
+    if source.is_cpu or result.is_cpu:
+        return direction(source.is_cpu, result.is_cpu)
+    return "d2d" if result is not source and result.device != source.device else None
+
+
+def _device_concerned(torch: Any, name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The device whose stream a copy by `to`, `cuda` or `cpu` goes through, the source's between two; None when it is no copy."""
+    try:
+        if name == "cpu":
+            return None if tensor.is_cpu else tensor.device
+        if name == "cuda":
+            return torch.device("cuda") if tensor.is_cpu else None
+        asked = _device_asked(args, kwargs, torch.device, torch.Tensor)
+        if tensor.is_cpu:
+            return None if asked is None or asked.type == "cpu" else asked
+        if asked is None or (asked.type != "cpu" and asked.index in {None, tensor.device.index}):
+            return None
+        return tensor.device
+    except Exception:  # noqa: BLE001  (the original will complain about its arguments)
+        return None
+
+
+def _tell(begun: tuple[Channel, Started] | None, source: Any, result: Any, began: int, *, non_blocking: bool) -> None:
+    """Tell of what `to`, `cuda` or `cpu` copied; nothing when the tensor stayed where it was."""
+    way = _way(source, result)
+    if way is None:
+        _abandon(begun)
+    else:
+        host_side = {"h2d": source, "d2h": result}.get(way)
+        _report(begun, host_side, way, result.nbytes, began, now_ns(), non_blocking=non_blocking)
+
+
 def _moving(torch: Any, name: str) -> Callable[[Any, Patch], Callable[..., Any]]:
     """Makes `Tensor.to`, `cuda` or `cpu`."""
     is_compiling = torch.compiler.is_compiling
-
-    def where(tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The device that the copy concerns, when it is one between host and device."""
-        try:
-            if name == "cpu":
-                return None if tensor.is_cpu else tensor.device
-            if name == "cuda":
-                return torch.device("cuda") if tensor.is_cpu else None
-            asked = _device_asked(args, kwargs, torch.device, torch.Tensor)
-            if asked is None or (asked.type == "cpu") == tensor.is_cpu:
-                return None
-            return asked if tensor.is_cpu else tensor.device
-        except Exception:  # noqa: BLE001  (the original will complain about its arguments)
-            return None
 
     def make(original: Any, patch: Patch) -> Callable[..., Any]:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not patch.active or _moving_module.get():
                 return original(self, *args, **kwargs)
             began = now_ns()
-            device = where(self, args, kwargs) if timer.enabled else None
+            device = _device_concerned(torch, name, self, args, kwargs) if timer.enabled else None
             begun = None if device is None else _begin(device)
             try:
                 result = original(self, *args, **kwargs)
             except BaseException:
                 _abandon(begun)
                 raise
-            way = direction(self.is_cpu, result.is_cpu)
-            if way is None:
-                _abandon(begun)
-            else:
-                asynchronous = _asynchronous(args, kwargs)
-                _report(begun, self if way == "h2d" else result, way, result.nbytes, began, now_ns(), non_blocking=asynchronous)
+            _tell(begun, self, result, began, non_blocking=_asynchronous(args, kwargs))
             return result
 
         def note(began: int, result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-            way = direction(self.is_cpu, result.is_cpu)
-            if way is not None and not is_compiling() and not _moving_module.get():
-                host_side = self if way == "h2d" else result
-                _report(None, host_side, way, result.nbytes, began, now_ns(), non_blocking=_asynchronous(args, kwargs))
+            if not is_compiling() and not _moving_module.get():
+                _tell(None, self, result, began, non_blocking=_asynchronous(args, kwargs))
 
         return stand_in("move", original, patch, method, timer=timer, note=note)
 
@@ -171,11 +186,17 @@ def _reading(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
             if is_compiling() or not patch.active or getattr(self, "is_cpu", True):
                 return original(self, *args, **kwargs)
             began = now_ns()
-            result = original(self, *args, **kwargs)
+            begun = _begin(self.device) if timer.enabled else None
             try:
-                record_copy("d2h", _read_bytes(self, result), began, now_ns(), sync=True, pageable=True, implicit=True, site=_site(2))
-            except Exception:  # noqa: BLE001  (the value has been read)
-                pass
+                result = original(self, *args, **kwargs)
+            except BaseException:
+                _abandon(begun)
+                raise
+            with contextlib.suppress(Exception):  # the value has been read
+                nbytes = _read_bytes(self, result)
+                if begun is not None:
+                    begun[0].end(begun[1], f"{PREFIX}d2h", nbytes, SpanFlag.SYNC | SpanFlag.PAGEABLE | SpanFlag.IMPLICIT_SYNC)
+                record_copy("d2h", nbytes, began, now_ns(), sync=True, pageable=True, implicit=True, site=_site(2))
             return result
 
         return stand_in("read", original, patch, read)
@@ -203,7 +224,7 @@ def _pinning(original: Any, patch: Patch) -> Callable[..., Any]:
             pass
         return result
 
-    return pin_memory
+    return stand_in("call", original, patch, pin_memory)
 
 
 def _copying(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
@@ -216,21 +237,28 @@ def _copying(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
                 return original(self, src, non_blocking)
             began = now_ns()
             begun = None
-            if timer.enabled and getattr(src, "is_cpu", self.is_cpu) != self.is_cpu:
+            if timer.enabled and not (self.is_cpu and getattr(src, "is_cpu", True)):
                 begun = _begin(src.device if self.is_cpu else self.device)
             try:
                 result = original(self, src, non_blocking)
             except BaseException:
                 _abandon(begun)
                 raise
-            way = direction(src.is_cpu, self.is_cpu)
-            if way is not None:
-                _report(begun, src if way == "h2d" else self, way, self.nbytes, began, now_ns(), non_blocking=non_blocking)
+            _tell_written(begun, src, self, began, non_blocking=non_blocking)
             return result
 
-        return copy_
+        return stand_in("call", original, patch, copy_)
 
     return make
+
+
+def _tell_written(begun: tuple[Channel, Started] | None, source: Any, target: Any, began: int, *, non_blocking: bool) -> None:
+    """Tell of what `copy_` copied, on one device too: that is a copy in the device's memory."""
+    way = direction(source.is_cpu, target.is_cpu) or (None if target.is_cpu else "d2d")
+    if way is None:
+        return
+    host_side = {"h2d": source, "d2h": target}.get(way)
+    _report(begun, host_side, way, target.nbytes, began, now_ns(), non_blocking=non_blocking)
 
 
 def _applying(original: Any, _patch: Patch) -> Callable[..., Any]:

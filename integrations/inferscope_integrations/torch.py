@@ -7,9 +7,10 @@ Graph captures are watched, so that nothing of ours asks a device during one (py
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from inferscope.device.backends import captures
 from inferscope.device.events import timer
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from inferscope.device.events import Channel, Started
+    from inferscope.device.memory import Reading
     from inferscope.patching import Ledger, Patch
 
-__all__ = ["FORWARD", "TorchIntegration"]
+__all__ = ["FORWARD", "REPLAY", "TorchIntegration"]
 
 FORWARD: Final = "forward"
+REPLAY: Final = "replay"
+"""Name of the device span of a graph that is replayed outside of every forward."""
 _inside: ContextVar[bool] = ContextVar("inferscope_forward", default=False)
 _names: dict[int, tuple[weakref.ref[Any], str]] = {}
 
@@ -44,7 +48,16 @@ def _stage_name(module: Any) -> str:
     return known[1] if known is not None else FORWARD
 
 
-def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Channel, Started] | None:
+class _OnDevice(NamedTuple):
+    """A forward that is timed on its device."""
+
+    channel: Channel
+    started: Started
+    batch: int | None
+    memory: Reading | None
+
+
+def _begin(args: tuple[Any, ...], kwargs: dict[str, Any], stage: str) -> _OnDevice | None:
     """Mark the start on the device of the first input; None for the host's, or when this call is not timed."""
     try:
         value: Any = args[0] if args else next(iter(kwargs.values()), None)
@@ -59,9 +72,28 @@ def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Channel, Star
         if channel is None:
             return None
         started = channel.begin(recorder().current())
+        if started is None:
+            return None
+        batch = len(value) if value.dim() else None
+        return _OnDevice(channel, started, batch, timer.memory.begin(channel.device, stage, batch))
     except Exception:  # noqa: BLE001  (an input that only looks like a tensor; the forward goes on)
         return None
-    return None if started is None else (channel, started)
+
+
+def _end(begun: _OnDevice, stage: str, result: Any) -> None:
+    """Mark the end; a forward whose result lies on another device has no device time, since its events saw one device only."""
+    channel, started, batch, memory = begun
+    try:
+        moved = getattr(result, "device", channel.device) != channel.device
+    except Exception:  # noqa: BLE001  (a result that only looks like a tensor)
+        moved = False
+    if moved:
+        channel.host_only(started)
+        return
+    channel.end(started, stage)
+    if memory is not None:
+        with contextlib.suppress(Exception):  # the forward itself is over; its memory is not known
+            timer.memory.end(memory, channel.device, stage, batch, started[4])
 
 
 class TorchIntegration(Integration):
@@ -87,13 +119,15 @@ class TorchIntegration(Integration):
                 name = _stage_name(self)
                 try:
                     with recorder().stage(name):
-                        begun = _begin(args, kwargs) if timer.enabled else None
+                        begun = _begin(args, kwargs, name) if timer.enabled else None
                         if begun is None:
                             return original(self, *args, **kwargs)
+                        result = None
                         try:
-                            return original(self, *args, **kwargs)
+                            result = original(self, *args, **kwargs)
                         finally:
-                            begun[0].end(begun[1], name)
+                            _end(begun, name, result)
+                        return result
                 finally:
                     _inside.reset(token)
 
@@ -131,8 +165,33 @@ def _watch_captures(torch: Any, ledger: Ledger) -> None:
 
         return capture_end
 
+    def replaying(original: Any, patch: Patch) -> Callable[..., Any]:
+        def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if _inside.get() or not patch.active or not timer.enabled:  # a forward is timed as a whole
+                return original(self, *args, **kwargs)
+            begun = _begin_replay(torch)
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                if begun is not None:
+                    begun[0].end(begun[1], REPLAY)
+
+        return replay
+
     for where, name in (("cuda", "CUDAGraph"), ("xpu", "XPUGraph"), ("accelerator", "Graph")):
         graph = getattr(getattr(torch, where, None), name, None)
         if isinstance(graph, type):
             ledger.replace(graph, "capture_begin", beginning)
             ledger.replace(graph, "capture_end", ending)
+            ledger.replace(graph, "replay", replaying)
+
+
+def _begin_replay(torch: Any) -> tuple[Channel, Started] | None:
+    """Mark the start of a replay: a graph is timed from outside, since events inside it would be recorded anew at every replay."""
+    try:
+        accelerator = torch.accelerator.current_accelerator()
+        channel = None if accelerator is None else timer.channel(accelerator)
+        started = None if channel is None else channel.begin(recorder().current())
+    except Exception:  # noqa: BLE001  (the replay goes on)
+        return None
+    return None if channel is None or started is None else (channel, started)
