@@ -106,7 +106,13 @@ class Triton:
     """A running server."""
 
     def __init__(self, child, http, grpc, metrics, log):
-        self.child, self.http, self.grpc, self.metrics, self.log = child, f"127.0.0.1:{http}", f"127.0.0.1:{grpc}", f"127.0.0.1:{metrics}", log
+        self.child, self.http, self.grpc, self.metrics, self.log = (
+            child,
+            f"127.0.0.1:{http}",
+            f"127.0.0.1:{grpc}",
+            f"127.0.0.1:{metrics}",
+            log,
+        )
 
 
 def _answers(url):
@@ -163,7 +169,7 @@ def serving(repository, *, fetch, traces=None, timeout_s=60.0):
                 child.wait()
 
 
-MODEL = '''
+MODEL = """
 import os
 import sys
 import time
@@ -196,7 +202,7 @@ class TritonPythonModel:
             score = self.net(rows).numpy()
             answers.append(pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("SCORE", score)]))
         return answers
-'''
+"""
 
 CONFIG = """
 name: "{name}"

@@ -17,14 +17,13 @@ import json
 import os
 import pickle
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from _harness import ROOT, arguments, finish, interleaved, median_bounds, no_collections, row
+from _harness import ROOT, arguments, finish, median_bounds, no_collections, row
 
 FAIL = float("nan")
 
@@ -49,7 +48,7 @@ def toggled(pairs, make, *, rounds, loops):
     """
     originals = {(owner, name): vars(owner).get(name, FAIL) for owner, name in pairs}
 
-    def place(ours):
+    def place(*, ours):
         for (owner, name), wrapper in pairs.items():
             if ours:
                 setattr(owner, name, wrapper)
@@ -64,14 +63,14 @@ def toggled(pairs, make, *, rounds, loops):
     with no_collections():
         for number in range(rounds):
             for ours in (number % 2 == 0, number % 2 == 1):
-                place(ours)
+                place(ours=ours)
                 for _ in range(3):
                     call()
                 began = time.thread_time_ns()
                 for _ in range(loops):
                     call()
                 found[ours].append((time.thread_time_ns() - began) / loops)
-    place(False)
+    place(ours=False)
     return found[True], found[False]
 
 
@@ -89,7 +88,7 @@ def taken(*names):
         for name, value in vars(owner).items()
         if was.get(name, FAIL) is not value
     }
-    for (owner, name), _ in found.items():  # not undone through the ledger: that would leave the wrappers dormant
+    for owner, name in found:  # not undone through the ledger: that would leave the wrappers dormant
         was = before[owners.index(owner)].get(name, FAIL)
         delattr(owner, name) if was is FAIL else setattr(owner, name, was)
     return found
@@ -104,7 +103,7 @@ def calls(rounds):
     torch.manual_seed(0)
     layers = [layer for _ in range(24) for layer in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
     net, single, value = torch.nn.Sequential(*layers).eval(), torch.nn.Linear(16, 16).eval(), torch.ones(1, 64)
-    small, other = torch.ones(1, 16), torch.ones(1, 16)
+    small, other, scalar = torch.ones(1, 16), torch.ones(1, 16), torch.ones(())
     ours = taken("torch", "copies")
     forward = {place: wrapper for place, wrapper in ours.items() if place[0] is torch.nn.Module}
 
@@ -120,7 +119,7 @@ def calls(rounds):
         "single": (forward, lambda: lambda: single(small), 600),
         "single in a request": (forward, lambda: inside(lambda: single(small)), 400),
         "to": (ours, lambda: lambda: small.to(torch.float32), 1500),
-        "item": (ours, lambda: other.sum().item, 1500),
+        "item": (ours, lambda: lambda: scalar.item(), 1500),  # noqa: PLW0108  (looked up at each call)
         "add": (ours, lambda: lambda: small + other, 1500),
     }
     found = {}
@@ -248,7 +247,7 @@ def attempt(case):
         warnings.simplefilter("ignore")
         try:
             return case()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (what it raises is the answer)
             return None, f"{type(error).__name__}"
 
 
@@ -269,7 +268,7 @@ def identity():
     def raised(call):
         try:
             call()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (what it raises is the answer)
             return type(error), str(error)
         return None
 
@@ -290,10 +289,10 @@ def identity():
             "wrong shape": raised(lambda: net(torch.ones(2, 5))),
             "wrong type": raised(lambda: net(3)),
             "to of nothing": raised(lambda: value.to("nowhere")),
-            "to without": raised(lambda: torch.Tensor.to()),
-            "item of many": raised(lambda: value.item()),
+            "to without": raised(torch.Tensor.to),
+            "item of many": raised(value.item),
             "bool of many": raised(lambda: bool(value)),
-            "numpy of grad": raised(lambda: net[0].weight.numpy()),
+            "numpy of grad": raised(net[0].weight.numpy),
         }
         for name in ("to", "cuda", "cpu", "copy_", "item", "tolist", "numpy", "nonzero", "pin_memory"):
             method = getattr(torch.Tensor, name)
@@ -308,7 +307,16 @@ def identity():
     one.uninstrument()
     wrong = [name for name, said in plain.items() if patched[name] != said]
     note = f"{len(plain)} questions" + (f", differs: {', '.join(wrong)}" if wrong else "")
-    return [row("answers that differ: pickle, deepcopy, save, isinstance, signature, exceptions", len(wrong), "", "0", holds=not wrong, note=note)]
+    return [
+        row(
+            "answers that differ: pickle, deepcopy, save, isinstance, signature, exceptions",
+            len(wrong),
+            "",
+            "0",
+            holds=not wrong,
+            note=note,
+        )
+    ]
 
 
 # -- start-up -------------------------------------------------------------------------------------------------------------------------
@@ -316,10 +324,13 @@ def identity():
 
 def start_up(pairs):
     """CPU time of `python -c pass` with and without our import hooks, ms."""
-    from inferscope.cli.run import BOOTSTRAP
+    import argparse
+
+    from inferscope.cli.run import environment
 
     clean = {name: value for name, value in os.environ.items() if not name.startswith("INFERSCOPE_")}
-    kinds = {"with": {**clean, "PYTHONPATH": str(BOOTSTRAP)}, "without": clean}
+    nothing_asked = argparse.Namespace(service=None, slo=None, integrations=None, state_dir=None)
+    kinds = {"with": {**clean, **environment(nothing_asked)}, "without": clean}
 
     def spent(kind):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -431,7 +442,10 @@ def triton_rows(rounds, *, fetch):
     """In an interpreter that has the clients: `--triton` prints the rows as JSON."""
     import _servers
 
-    targets = (("tritonclient infer, unsampled", "us", "<= 5"), ("split of one Triton request: what its parts miss of the wall time", "%", "<= 2"))
+    targets = (
+        ("tritonclient infer, unsampled", "us", "<= 5"),
+        ("split of one Triton request: what its parts miss of the wall time", "%", "<= 2"),
+    )
     try:
         python = _servers.environment(fetch=fetch)
     except _servers.ServerAbsentError as error:

@@ -12,9 +12,6 @@ from inferscope.integration import registry
 
 __all__ = ["begin"]
 
-_QUIET = frozenset({"executor"})
-"""Integrations whose target every program imports sooner or later: they start nothing."""
-
 
 def begin() -> None:
     """Wait for what can be measured."""
@@ -25,7 +22,7 @@ def begin() -> None:
 
 
 def _activated(name: str) -> None:
-    if name in _QUIET:
+    if not registry.serves(name):
         return
     registry.on_active = None
     with guard.guard("autostart"):

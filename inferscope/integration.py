@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import functools
 import importlib.metadata
+import importlib.util
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 
     from inferscope.patching import Patch
 
-__all__ = ["GROUP", "Integration", "Registry", "record_copy", "record_wait", "recorder", "registry", "stand_in"]
+__all__ = ["EXCLUDED_PATHS", "GROUP", "Integration", "Registry", "record_copy", "record_wait", "recorder", "registry", "stand_in"]
 
 GROUP: Final = "inferscope.integrations"
+EXCLUDED_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics", "/favicon.ico"})
+"""HTTP paths that are no work of the service; they appear in no signal."""
 _copies: dict[tuple[str, str | None], list[int]] = {}
 _COPY_SITES: Final = 64
 
@@ -44,6 +47,9 @@ class Integration(abc.ABC):
     """Distribution whose version is checked; empty skips the check."""
     versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0,), None)
     """Oldest supported version and the first unsupported one (None: no upper end)."""
+
+    serves: ClassVar[bool] = True
+    """Whether a program that imports `target` is one that `inferscope run` measures; False for what every program imports."""
 
     @abc.abstractmethod
     def patch(self, ledger: Ledger) -> None:
@@ -121,6 +127,29 @@ class Registry:
                 raise IntegrationUnavailableError(f"there is no integration {name!r}; known: {known}")
         return points
 
+    def serves(self, name: str) -> bool:
+        """Whether the target of an integration that was asked for says that this process serves."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.integration.serves
+
+    def preview(self, names: Iterable[str] = ()) -> dict[str, tuple[str, str]]:
+        """What `instrument` would do in a process that has imported nothing: {name: (state, target)}; nothing is patched or imported.
+
+        A state is `waiting for TARGET`, `ready` (nothing to wait for), `skipped: REASON`, or `broken: REASON` when it cannot be loaded.
+        """
+        found: dict[str, tuple[str, str]] = {}
+        for name, point in sorted(self.available().items()):
+            if names and name not in names:
+                continue
+            try:
+                integration: type[Integration] = point.load()
+                reason = _unsupported(integration) or _absent(integration.target)
+                waits = f"waiting for {integration.target}" if integration.target else "ready"
+                found[name] = (f"skipped: {reason}" if reason else waits, integration.target if integration.serves else "")
+            except Exception as error:  # noqa: BLE001  (somebody else's package)
+                found[name] = (f"broken: it cannot be loaded ({type(error).__name__})", "")
+        return found
+
     def add(self, integration: Integration) -> None:
         """Switch on an integration object that no entry point announces."""
         with self._lock:
@@ -185,7 +214,12 @@ class Registry:
         return {**self._broken, **{name: f"{e.state}: {e.reason}" if e.reason else e.state for name, e in self._entries.items()}}
 
 
-def _unsupported(integration: Integration) -> str:
+def _absent(target: str) -> str:
+    root = target.partition(".")[0]
+    return f"{root} is not installed" if root and root not in sys.modules and importlib.util.find_spec(root) is None else ""
+
+
+def _unsupported(integration: Integration | type[Integration]) -> str:
     if not integration.distribution:
         return ""
     try:
@@ -212,8 +246,8 @@ def stand_in(kind: str, original: Any, patch: Patch, slow: Callable[..., Any], *
     """What to put in place of a method that is called too often for a Python closure.
 
     Args:
-        kind: `forward` (a stage around the outermost call), `move` (tells `note` when the result lies on another kind of memory) or `read`
-            (calls `slow` when the tensor does not lie on the host).
+        kind: `forward` (a stage around the outermost call), `move` (tells `note` when the result lies on another kind of memory), `read`
+            (calls `slow` when the tensor does not lie on the host) or `call` (calls `slow`, and passes for the original in every other way).
         original: The method that is replaced.
         patch: The ledger's.
         slow: Does all of it in Python; runs while `timer.enabled`, and always where the compiled core is missing.

@@ -86,16 +86,12 @@ def _host() -> list[Row]:
 
 
 def _integrations() -> list[Row]:
-    rows: list[Row] = []
-    for name, point in sorted(Registry.available().items()):
-        try:
-            integration = point.load()
-            missing = integration.target and importlib.util.find_spec(integration.target.partition(".")[0]) is None
-            text = f"skipped: {integration.target} is not installed" if missing else f"available for {integration.target or 'this process'}"
-            rows.append((f"integration {name}", "note" if missing else "ok", text))
-        except Exception as error:  # noqa: BLE001  (a broken third-party integration is what doctor is there to show)
-            rows.append((f"integration {name}", "problem", f"cannot be loaded ({type(error).__name__})"))
-    return rows
+    """What `instrument()` would do: each integration is ready, waits for an import, or is skipped, with the reason."""
+    verdicts = {"skipped": "note", "broken": "problem"}
+    return [
+        (f"integration {name}", verdicts.get(state.partition(":")[0], "ok"), state if state != "ready" else "ready: nothing to wait for")
+        for name, (state, _) in Registry().preview().items()
+    ]
 
 
 def run(options: argparse.Namespace) -> int:

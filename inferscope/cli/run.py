@@ -12,6 +12,7 @@ from typing import Final
 
 from inferscope import settings
 from inferscope.errors import InferscopeError
+from inferscope.integration import Registry
 
 HELP: Final = (
     "Run a Python service with inferscope in it, workers included: inferscope run --slo 'score:p99_ms=20' -- python serve.py. "
@@ -41,7 +42,9 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
             settings.read(name, value, f"--{name.replace('_', '-')}")
     added = {f"INFERSCOPE_{name.upper()}": value for name, value in given.items() if value is not None}
     paths = [str(BOOTSTRAP), *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
-    return {**added, "PYTHONPATH": os.pathsep.join(paths)}
+    names = [name.strip() for name in (options.integrations or os.environ.get("INFERSCOPE_INTEGRATIONS", "")).split(",") if name.strip()]
+    watched = sorted({target for state, target in Registry().preview(names).values() if target and state.startswith("waiting")})
+    return {**added, "INFERSCOPE_WATCHED": ",".join(watched), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def run(options: argparse.Namespace) -> int:  # noqa: RET503  (os.execve does not return)

@@ -6,6 +6,7 @@ where they belong to no request and only count.
 
 from __future__ import annotations
 
+import contextlib
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -27,6 +28,7 @@ class DataLoaderIntegration(Integration):
     """Patches `__next__` of DataLoader's iterators and the function that pins a batch."""
 
     name: ClassVar[str] = "dataloader"
+    serves: ClassVar[bool] = False
     target: ClassVar[str] = "torch"
     distribution: ClassVar[str] = "torch"
     versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((2, 4), None)
@@ -71,10 +73,8 @@ def _pinning(original: Any, patch: Patch) -> Callable[..., Any]:
             result = original(data, *args, **kwargs)
         finally:
             _inside.reset(token)
-        try:
+        with contextlib.suppress(Exception):  # the batch is pinned
             record_copy("pin", _nbytes(data), began, now_ns(), sync=True, pageable=True)
-        except Exception:  # noqa: BLE001  (the batch is pinned)
-            pass
         return result
 
     return pin_memory

@@ -59,6 +59,7 @@ class ExecutorIntegration(Integration):
     """Carries the current request into `concurrent.futures.ThreadPoolExecutor` and measures its queue as `queue:executor`."""
 
     name: ClassVar[str] = "executor"
+    serves: ClassVar[bool] = False
     target: ClassVar[str] = "concurrent.futures.thread"
 
     def patch(self, ledger: Ledger) -> None:

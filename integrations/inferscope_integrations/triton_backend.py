@@ -67,7 +67,7 @@ def _name_of(model: Any) -> str:
     """Triton imports a model as `VERSION.model` from the folder that bears its name."""
     file = getattr(sys.modules.get(type(model).__module__), "__file__", None) or ""
     parts = file.rsplit("/", 3)
-    return parts[-3] if len(parts) == 4 and parts[-1] == "model.py" else _CLASS  # noqa: PLR2004  (…/NAME/VERSION/model.py)
+    return parts[-3] if len(parts) == 4 and parts[-1] == "model.py" else _CLASS
 
 
 def measured(model: ModelT) -> ModelT:
@@ -82,6 +82,7 @@ class TritonBackendIntegration(Integration):
     """Patches `execute` of the `TritonPythonModel` that this process has imported."""
 
     name: ClassVar[str] = "triton_backend"
+    serves: ClassVar[bool] = False
 
     def patch(self, ledger: Ledger) -> None:
         """Find the models' classes and replace their `execute`.

@@ -229,10 +229,13 @@ static PyObject *decorated_repr(PyObject *self) {
     return PyObject_Repr(((Decorated *)self)->func);
 }
 
-/* A str: pickle looks that qualified name up in the module, and finds this object there. */
+/* A str: pickle looks that qualified name up in the module, and finds this object there. A method of a C type reduces itself. */
 static PyObject *decorated_reduce(PyObject *self, PyObject *args) {
+    PyObject *func = ((Decorated *)self)->func;
     (void)args;
-    return PyObject_GetAttr(((Decorated *)self)->func, str___qualname__);
+    if (Py_IS_TYPE(func, &PyMethodDescr_Type))
+        return PyObject_CallMethodNoArgs(func, str___reduce__);
+    return PyObject_GetAttr(func, str___qualname__);
 }
 
 static PyMethodDef decorated_methods[] = {

@@ -2,8 +2,8 @@
  *
  * A stand-in passes for the method as a decorated function passes for the function that it wraps, to torch.compile too: dynamo reads
  * `_torchdynamo_inline` and traces the method itself. `forward` opens a stage around the outermost call of a module; `move` looks at what
- * `Tensor.to` and its like return, and tells of a copy when that lies elsewhere; `read` hands a call on only when its tensor lies on a device.
- * Whatever needs the device's clock runs in `slow`, which is Python.
+ * `Tensor.to` and its like return, and tells of a copy when that lies elsewhere; `read` hands a call on to `slow`, which is Python, only when
+ * its tensor lies on a device; `call` always does. Whatever needs the device's clock runs in `slow`.
  */
 #include "wrapper.h"
 
@@ -127,13 +127,27 @@ static PyObject *call_read(PyObject *self, PyObject *const *args, size_t nargsf,
     return PyObject_Vectorcall(here ? d->func : extra(d, SLOW), args, nargsf, kwnames);
 }
 
+static PyObject *call_slow(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Decorated *d = (Decorated *)self;
+    return PyObject_Vectorcall(LIKELY(d->rec->enabled) ? extra(d, SLOW) : d->func, args, nargsf, kwnames);
+}
+
+static vectorcallfunc kind_of(PyObject *kind) {
+    static const struct {
+        const char *name;
+        vectorcallfunc call;
+    } kinds[] = {{"forward", call_forward}, {"move", call_move}, {"read", call_read}, {"call", call_slow}};
+    for (size_t i = 0; PyUnicode_Check(kind) && i < sizeof kinds / sizeof *kinds; i++)
+        if (PyUnicode_CompareWithASCIIString(kind, kinds[i].name) == 0)
+            return kinds[i].call;
+    return NULL;
+}
+
 /* _stand_in(kind, method, extras); see `inferscope.integration.stand_in`. */
 static PyObject *recorder_stand_in(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    const char *kind = nargs == 3 && PyUnicode_Check(args[0]) ? PyUnicode_AsUTF8(args[0]) : NULL;
-    vectorcallfunc call = kind == NULL ? NULL : kind[0] == 'f' ? call_forward : kind[0] == 'm' ? call_move : kind[0] == 'r' ? call_read : NULL;
+    vectorcallfunc call = nargs == 3 ? kind_of(args[0]) : NULL;
     if (call == NULL || !PyTuple_CheckExact(args[2]) || PyTuple_GET_SIZE(args[2]) != EXTRAS || !PyDict_CheckExact(PyTuple_GET_ITEM(args[2], NAMES))) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "_stand_in() takes 'forward', 'move' or 'read', a method and a tuple of seven");
+        PyErr_SetString(PyExc_TypeError, "_stand_in() takes 'forward', 'move', 'read' or 'call', a method and a tuple of seven");
         return NULL;
     }
     return decorated_new((Recorder *)self, args[1], args[1], args[2], call);
