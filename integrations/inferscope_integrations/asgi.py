@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope.guard import guard
-from inferscope.integration import Integration, recorder
+from inferscope.integration import EXCLUDED_PATHS, Integration, recorder
 from inferscope.slots import slots
 
 if TYPE_CHECKING:
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
     from inferscope.patching import Ledger, Patch
 
-__all__ = ["EXCLUDED", "AsgiIntegration"]
+__all__ = ["AsgiIntegration"]
 
-EXCLUDED: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics", "/favicon.ico"})
-"""Paths that are no work of the service; they appear in no signal."""
 _MARK: Final = "inferscope.request"
 _UNMATCHED: Final = "unmatched"
 _SERVER_ERROR: Final = 500
@@ -55,7 +53,7 @@ class AsgiIntegration(Integration):
                 if patch.active and scope["type"] == "lifespan":
                     await _live(original, self, scope, receive, send)
                     return
-                if not patch.active or scope["type"] != "http" or _MARK in scope or scope["path"] in EXCLUDED:
+                if not patch.active or scope["type"] != "http" or _MARK in scope or scope["path"] in EXCLUDED_PATHS:
                     await original(self, scope, receive, send)
                     return
                 scope[_MARK] = True
