@@ -232,20 +232,33 @@ def snapshot() -> Snapshot:
     return running.snapshot()
 
 
-def capture_now(*, reason: str, requests: int = 8) -> str:
+def capture_now(
+    *,
+    reason: str,
+    requests: int = 8,
+    id: str | None = None,  # noqa: A002  (the ticket's own name everywhere)
+    window_ms: float | None = None,
+    tier: int = 1,
+    allow_stall_ms: float | None = None,
+) -> str:
     """Ask for a profile of the next requests, whether they are slow or not.
 
     Args:
         reason: Why, for the audit trail; it is written into the incident.
         requests: How many profiles to keep, 1 to 64, default 8.
+        id: Makes it one capture however often it is asked for, here or over a channel. Default: each call is one of its own.
+        window_ms: Record all threads for this long, 1 to 10000, in place of single requests; needs tier 2 or 3. Default None.
+        tier: 1 (default) single requests; 2 short windows of all threads; 3 with shapes and stacks, needs `allow_stall_ms`.
+        allow_stall_ms: How long the service may be held up in all, milliseconds. Default None.
 
     Returns:
         The id of the incident that will hold them.
 
     Raises:
         CaptureRefusedError: Nothing is configured, captures are off, or a guard denies them; the message says which.
-        ConfigurationError: `requests` is out of range.
+        ConfigurationError: An argument is out of range.
     """
+    from inferscope.control.protocol import Wanted
     from inferscope.errors import CaptureRefusedError, ConfigurationError
 
     if not 1 <= requests <= 64:
@@ -253,7 +266,10 @@ def capture_now(*, reason: str, requests: int = 8) -> str:
     running = _current()
     if running is None:
         raise CaptureRefusedError("inferscope is not configured in this process; call inferscope.configure() first")
-    return running.capture_now(reason, requests)
+    wanted = Wanted(reason, requests, window_ms, tier, allow_stall_ms)
+    if id is None:
+        return running.capture_now(wanted)
+    return running.control.capture(id, wanted)
 
 
 def instrument(*names: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
     record ──▶ aggregate ──Window──▶ detect ──Breach──▶ capture ──▶ diagnose (child process) ──▶ export · report
 
 Its daemon threads: `worker` takes a window a tick and judges it, `export` sends, `capture` writes profiles, evidence and manifests,
-`control` answers operators, `sampler` looks at the threads while an incident is open, `harvest` reads device events, `monitor` the driver.
+`control` answers operators, `opamp` asks a server where one is named, `sampler` looks at the threads while an incident is open, `harvest` reads device events, `monitor` the driver.
 A process that forks before it served anything (a preload master) goes dormant and gives its slot back; a forked child wakes with its
 first request.
 """
@@ -27,6 +27,7 @@ from inferscope.types import Snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from inferscope.control.protocol import Wanted
     from inferscope.record.core import Recorder
     from inferscope.settings import Settings
 
@@ -63,6 +64,7 @@ class Runtime:
         self._fork_waited, self._fork_paused = False, False
         self._threads: dict[str, threading.Thread] = {}
         self._started_ns, self._dormant = now_ns(), False
+        self._others = (*_OTHERS, "opamp") if self.control.wants_opamp else _OTHERS
 
     def start(self) -> None:
         """Lease a slot, give the recorder its edges and hooks, start the threads."""
@@ -73,7 +75,7 @@ class Runtime:
         fork.at_process_end(self._at_exit)
         atexit.register(self._at_exit)
         slots.on_stop = lambda: self.flush(_EXIT_S)
-        self._start_threads("worker", *_OTHERS)
+        self._start_threads("worker", *self._others)
 
     def _activate(self) -> None:
         self.rooms.activate()
@@ -85,14 +87,15 @@ class Runtime:
             "export": (lambda: min(self.settings.export_interval_s, _PERIODS_S["export"]), self._export, _NOTHING),
             "capture": (lambda: _PERIODS_S["capture"], self.rooms.keep, self._last_words),
             "control": (lambda: _PERIODS_S["control"], self.control.serve_once, self.control.close),
+            "opamp": (lambda: self.control.opamp_pause_s, self._ask_opamp, self.control.leave_opamp),
             "sampler": (lambda: self.rooms.host.period_s, self.rooms.host.sample, _NOTHING),
             "harvest": (lambda: self.rooms.device.period_s, lambda: self.rooms.device.harvest(Pace()), _NOTHING),
             "monitor": (lambda: _PERIODS_S["monitor"], self.rooms.device.monitor, _NOTHING),
         }
         for name in names:
-            arguments = (name, *loops[name], self._stop)
-            self._threads[name] = threading.Thread(target=self._loop, args=arguments, name=f"inferscope-{name}", daemon=True)
-            self._threads[name].start()
+            self._threads[name] = thread = threading.Thread(target=self._loop, args=(name, *loops[name], self._stop), daemon=True)
+            thread.name = f"inferscope-{name}"
+            thread.start()
 
     def _loop(self, name: str, period_s: Callable[[], float], work: _Call, last: _Call, stop: threading.Event) -> None:
         while not stop.wait(period_s()):
@@ -113,12 +116,16 @@ class Runtime:
             self.rooms.rest()
             return
         self._activate()
-        self._start_threads(*[name for name in _OTHERS if name not in self._threads])
+        self._start_threads(*[name for name in self._others if name not in self._threads])
         self._dormant = False
 
     def _last_tick(self) -> None:
         if not self._dormant or self.rooms.served():
             self.tick()
+
+    def _ask_opamp(self) -> None:
+        if not self._dormant:
+            self.control.poll_opamp(self.settings.service, self.rooms.pod.slot.instance_id)
 
     def _export(self) -> None:
         if not self._dormant:
@@ -167,10 +174,10 @@ class Runtime:
         """Whether the warm-up is over."""
         return guard.contained("detect", self.rooms.ready, otherwise=False)
 
-    def capture_now(self, reason: str, requests: int) -> str:
+    def capture_now(self, wanted: Wanted) -> str:
         """Open a manual incident; see `inferscope.capture_now`."""
         with self._tick_lock:
-            return self.rooms.capture_now(reason, requests, now_ns())
+            return self.rooms.capture_now(wanted, now_ns())
 
     def snapshot(self) -> Snapshot:
         """Current numbers, after a window taken now."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import guard
 from inferscope.control import http
 from inferscope.control.desk import Allowance, Desk
-from inferscope.control.protocol import SCHEMA, Actor, check
+from inferscope.control.protocol import SCHEMA, Actor, RequestError, check
 from inferscope.control.server import Server
 from inferscope.control.signals import SignalSource
 from inferscope.control.socket import UnixClient, UnixSocket, peer
-from inferscope.errors import InferscopeError
+from inferscope.errors import CaptureRefusedError, ConfigurationError, InferscopeError
 
 if TYPE_CHECKING:
     import socket
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from inferscope.control.opamp import OpampAgent
-    from inferscope.control.protocol import Operations, Request
+    from inferscope.control.protocol import Operations, Request, Wanted
     from inferscope.settings import Settings
 
 __all__ = ["Control", "Options"]
 
 LOOPBACK: Final = "127.0.0.1"
 _FAILURES: Final = 10
+_PATIENCE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,10 @@ class Control:
         self._unix: UnixSocket | None = None
         self._signal: SignalSource | None = None
         self._signals = 0
+        self._agent: OpampAgent | None = None
+        self._agent_failed = False
+        self.opamp_pause_s = 0.2
+        """Seconds until `poll_opamp` should be called again."""
         self._opened = threading.Event()
         self._notes: dict[str, str] = {"socket": "off", "http": "off", "signal": "off"}
 
@@ -197,11 +202,51 @@ class Control:
         self._notes["opamp"] = self._options.opamp
         return agent
 
+    @property
+    def wants_opamp(self) -> bool:
+        """Whether a server is named that shall be polled."""
+        return self._options.opamp is not None and self._options.socket
+
+    def poll_opamp(self, service: str, instance_id: str) -> None:
+        """Poll the OpAMP server when it is time; a thread of its own calls this again and again, since a silent server holds it for a second."""
+        if self._agent is None and not self._agent_failed:
+            self._agent = self.opamp(service, instance_id)
+            self._agent_failed = self._agent is None
+        if self._agent is not None:
+            self.opamp_pause_s = min(self._agent.run_once(), 1.0)
+
+    def leave_opamp(self) -> None:
+        """Say goodbye to the server, within a second."""
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.close()
+
     def ask(self, request: Request, actor: Actor) -> dict[str, Any]:
         """Ask from another thread: what an `OpampAgent` is given. Returns the ticket; asked again, the same one as it stands then."""
         answer = self.desk.submit(request, actor)
         self._wake_server()
         return answer
+
+    def capture(self, id_: str, wanted: Wanted) -> str:
+        """A capture asked for by the service's own code, once for an id; returns the incident's.
+
+        Raises:
+            CaptureRefusedError: It is denied; the message says why.
+            ConfigurationError: An argument cannot be used.
+        """
+        args = {key: value for key, value in asdict(wanted).items() if value is not None}
+        try:
+            request = check({"schema": SCHEMA, "id": id_, "op": "capture", "args": args})
+        except RequestError as error:
+            raise ConfigurationError("capture_now", id_, error.why) from error
+        answer = self.desk.now(request, Actor("code", os.geteuid(), os.getpid()))
+        deadline = time.monotonic() + _PATIENCE_S
+        while answer["state"] == "queued" and time.monotonic() < deadline:  # somebody else asks under the same id right now
+            time.sleep(0.02)
+            answer = self.desk.now(request, Actor("code"))
+        if answer["state"] != "done":
+            raise CaptureRefusedError(str(answer["why"] or "another thread asks under this id and has no answer yet"))
+        return str(answer["result"]["incident"])
 
     def wake(self) -> None:
         """End the wait of `serve_once`, from any thread: to stop."""
@@ -219,6 +264,8 @@ class Control:
         notes = dict(self._notes)
         if self._signal is not None and not self._signal.active:
             notes["signal"] = f"off: another handler took {self._signal.name}"
+        if self._agent is not None:
+            notes["opamp"] = f"{self._options.opamp}: {self._agent.state}"
         turned_away = self._server.turned_away if self._server is not None else 0
         return {**notes, "requests": dict(self.desk.counts), "turned_away": turned_away}
 
@@ -247,6 +294,7 @@ class Control:
         server, self._server = self._server, None
         if server is not None:
             server.drop()
+        self._agent, self._agent_failed = None, False  # its connection is the parent's
         self._opened = threading.Event()
         self.desk.forget()
         self._notes |= {"socket": "off", "http": "off"}

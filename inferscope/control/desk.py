@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import collections
+import math
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import guard
-from inferscope.control.protocol import READS, encode, plain, reply
-from inferscope.errors import InferscopeError
+from inferscope.control.protocol import READS, Wanted, encode, plain, reply
+from inferscope.errors import CaptureRefusedError, InferscopeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,6 @@ TICKET_LIMIT: Final = 256
 FLOODED: Final = "too many changes at once; ask again in a second"
 _BURST: Final = 20
 _PER_S: Final = 2.0
-_CAPTURE_REQUESTS: Final = 8
 
 
 class Allowance:
@@ -103,10 +103,7 @@ class Desk:
     def _queue_up(self, request: Request, actor: Actor) -> dict[str, Any]:
         known = self._tickets.get(request.id)
         if known is not None:
-            if (known.request.op, known.request.args) != (request.op, request.args):
-                return self._deny(request, "this id was used for another request; take a new one")
-            self.counts["repeated"] += 1
-            return known.reply(repeat=True)
+            return self._again(known, request)
         if len(self._queue) >= QUEUE_LIMIT or not self._allowance.take():
             # Not remembered: the same id may be asked again.
             self.counts["flooded"] += 1
@@ -122,6 +119,21 @@ class Desk:
             if not self._queue:
                 return False
             ticket = self._queue.popleft()
+        self._do(ticket)
+        return True
+
+    def now(self, request: Request, actor: Actor) -> dict[str, Any]:
+        """Do a change in the caller's thread, under a ticket like any other: for code of the service itself, which is not limited in number."""
+        with self._lock:
+            known = self._tickets.get(request.id)
+            if known is not None:
+                return self._again(known, request)
+            ticket = _Ticket(request, actor)
+            self._remember(ticket)
+        self._do(ticket)
+        return ticket.reply()
+
+    def _do(self, ticket: _Ticket) -> None:
         try:
             ticket.result = plain(self._change(ticket))
             ticket.state = "done"
@@ -133,7 +145,6 @@ class Desk:
             guard.tally("control.operation", type(error).__name__, error=error)
         self.counts[ticket.state] += 1
         self._audit(ticket)
-        return True
 
     def malformed(self, why: str, id_: str | None, op: str | None) -> dict[str, Any]:
         """Answer what could not be understood."""
@@ -146,6 +157,12 @@ class Desk:
         self._tickets.clear()
         self._queue.clear()
         self.counts.clear()
+
+    def _again(self, known: _Ticket, request: Request) -> dict[str, Any]:
+        if (known.request.op, known.request.args) != (request.op, request.args):
+            return self._deny(request, "this id was used for another request; take a new one")
+        self.counts["repeated"] += 1
+        return known.reply(repeat=True)
 
     def _deny(self, request: Request, why: str) -> dict[str, Any]:
         self.counts["denied"] += 1
@@ -171,7 +188,10 @@ class Desk:
     def _change(self, ticket: _Ticket) -> Any:
         operations, args = self._operations, dict(ticket.request.args)
         if ticket.request.op == "capture":
-            return {"incident": operations.capture(args["reason"], args.get("requests", _CAPTURE_REQUESTS), ticket.actor)}
+            # A request that waited for long, or was delivered again by whoever kept it, is void: nobody looks for its result any more.
+            if time.time() > args.pop("expires_unix_s", math.inf):
+                raise CaptureRefusedError("it has expired")
+            return {"incident": operations.capture(Wanted(**args), ticket.actor)}
         if ticket.request.op == "set_slo":
             return operations.set_slo(args.pop("name"), args)
         switch = operations.enable if ticket.request.op == "enable" else operations.disable

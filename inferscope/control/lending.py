@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from inferscope.clock import now_ns
 from inferscope.control.channels import Control, Options
-from inferscope.control.protocol import Actor, Operations
-from inferscope.detect import Trigger, edges_by_request
+from inferscope.control.protocol import Actor, Operations, Wanted
+from inferscope.detect import Trigger, check_objectives, edges_by_request
 from inferscope.detect.slo import SLO
 from inferscope.errors import CaptureRefusedError, InferscopeError
 from inferscope.export.otlp.logs import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from inferscope.settings import Settings
@@ -71,7 +71,7 @@ class Serving(Protocol):
         """Current numbers."""
         ...
 
-    def capture_now(self, reason: str, requests: int) -> str:
+    def capture_now(self, wanted: Wanted) -> str:
         """Open a manual incident; takes the lock of a tick itself."""
         ...
 
@@ -98,24 +98,32 @@ def with_change(slos: tuple[SLO, ...], name: str, keywords: Mapping[str, Any]) -
     return tuple(changed if slo is held else slo for slo in slos)
 
 
-def put_in_force(rooms: Lender, slos: tuple[SLO, ...]) -> None:
-    """Judge by other objectives of the same names; the warm-up is not repeated. The caller holds the lock of a tick.
+def put_in_force(rooms: Lender, slos: Sequence[SLO | Mapping[str, Any]], limits: Mapping[str, Any] | None = None) -> None:
+    """Judge by other objectives and triggers; the warm-up is not repeated, and what stays the same goes on where it stood.
+
+    An incident of an objective that is gone or changed closes. The caller holds the lock of a tick.
+
+    Args:
+        rooms: The rooms.
+        slos: The objectives.
+        limits: The triggers; default those in force.
 
     Raises:
         ConfigurationError: They cannot be used together; nothing was changed then.
     """
-    settings = dataclasses.replace(rooms.settings, slo=slos)
+    settings = rooms.settings
     trigger = Trigger(
-        slos,
+        check_objectives(slos),
+        limits=rooms.trigger.limits if limits is None else limits,
         trigger=settings.trigger,
         fleet_size=settings.fleet_size,
         warmup_s=settings.warmup_s,
         warmup_requests=settings.warmup_requests,
     )
-    if rooms.trigger.ready:
-        trigger.mark_ready()
-    rooms.settings, rooms.trigger = settings, trigger
-    for request, edges in edges_by_request(slos).items():
+    trigger.adopt(rooms.trigger)
+    rooms.settings = dataclasses.replace(settings, slo=trigger.slos, triggers=trigger.limits)
+    rooms.trigger = trigger
+    for request, edges in edges_by_request(trigger.slos).items():
         rooms.recorder.set_edges(request, edges)
 
 
@@ -153,16 +161,16 @@ def remote(rooms: Lender, runtime: Serving, lock: Callable[[], AbstractContextMa
 def lend(rooms: Lender, runtime: Serving, lock: Callable[[], AbstractContextManager[Any]]) -> Operations:
     """The operations of a runtime; arguments as of `remote`."""
 
-    def capture(reason: str, requests: int, actor: Actor) -> str:
+    def capture(wanted: Wanted, actor: Actor) -> str:
         if "capture" in rooms.off:
             raise CaptureRefusedError("captures were switched off on demand; switch them on first")
-        return runtime.capture_now(f"{reason} ({actor})"[:_REASON_LENGTH], requests)
+        return runtime.capture_now(dataclasses.replace(wanted, reason=f"{wanted.reason} ({actor})"[:_REASON_LENGTH]))
 
     def set_slo(name: str, keywords: Mapping[str, Any]) -> None:
         with lock():
             workers = len(rooms.pod.workers(now_ns()))
             if workers > 1:
-                raise InferscopeError(f"{workers} workers count for this objective together: change it in configure(), for all of them")
+                raise InferscopeError(f"{workers} workers count for this objective together: change the settings file, which all of them read")
             if any(state.phase == "open" for state in rooms.trigger.state.values()):
                 raise InferscopeError("an incident is open; change the objective when it is closed")
             put_in_force(rooms, with_change(rooms.trigger.slos, name, keywords))

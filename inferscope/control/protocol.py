@@ -29,6 +29,7 @@ __all__ = [
     "Operations",
     "Request",
     "RequestError",
+    "Wanted",
     "check",
     "encode",
     "load",
@@ -72,14 +73,29 @@ class Actor:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """A capture that somebody asks for."""
+
+    reason: str
+    requests: int = 8
+    """Profiles to keep, of the next requests; with a window only the largest number of windows."""
+    window_ms: float | None = None
+    """Record all threads for this long instead of single requests; needs tier 2 or 3."""
+    tier: int = 1
+    """1: single requests, one thread each. 2: short windows of all threads. 3: as 2, with shapes and stacks, for as long as was asked."""
+    allow_stall_ms: float | None = None
+    """How long the service may be held up in all; tier 3 needs it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Operations:
     """What this room may do; the rest of the process lends it. A refusal is raised as `InferscopeError`, its message goes to whoever asked."""
 
     status: Callable[[], Mapping[str, Any]]
     snapshot: Callable[[], Any]
     """Current numbers as a dataclass or a mapping."""
-    capture: Callable[[str, int, Actor], str]
-    """(reason, requests to keep, who) to the incident's id."""
+    capture: Callable[[Wanted, Actor], str]
+    """(what, who) to the incident's id."""
     enable: Callable[[str], None]
     """Switch one of `PARTS` on."""
     disable: Callable[[str], None]
@@ -139,6 +155,20 @@ def _number(value: Any) -> float:
     return value
 
 
+def _between(low: float, high: float, unit: str) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+            raise ValueError(f"{unit} from {low:g} to {high:g}")
+        return float(value)
+
+    return read
+
+
+def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """None takes a promise back."""
+    return lambda value: None if value is None else read(value)
+
+
 def _part(value: Any) -> str:
     if value not in PARTS:
         raise ValueError("one of " + ", ".join(PARTS))
@@ -150,14 +180,25 @@ _CHECKS: Final[dict[str, tuple[_Checks, _Checks]]] = {
     "status": ({}, {}),
     "snapshot": ({}, {}),
     "ticket": ({"id": _identifier}, {}),
-    "capture": ({"reason": _text}, {"requests": _whole(1, 64)}),
+    "capture": (
+        {"reason": _text},
+        {
+            "requests": _whole(1, 64),
+            "window_ms": _between(1.0, 10_000.0, "milliseconds"),
+            "tier": _whole(1, 3),
+            "allow_stall_ms": _between(1.0, 60_000.0, "milliseconds"),
+            "expires_unix_s": _number,
+        },
+    ),
     "enable": ({"part": _part}, {}),
     "disable": ({"part": _part}, {}),
     "set_slo": (
         {"name": _text},
         {
-            **dict.fromkeys(("p99_ms", "p95_ms", "p999_ms", "window_s", "max_error_rate"), _number),
-            **dict.fromkeys(("model", "cls", "request"), _text),
+            **dict.fromkeys(("p99_ms", "p95_ms", "p999_ms", "window_s"), _number),
+            **dict.fromkeys(("max_error_rate", "min_throughput", "jitter_ms", "max_gpu_mem"), _or_none(_number)),
+            **dict.fromkeys(("model", "cls", "size", "request"), _or_none(_text)),
+            "until": _text,
             "min_requests": _whole(1, 1_000_000),
         },
     ),

@@ -15,7 +15,7 @@ caller that gave up early says nothing of how long it would have taken, one that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -126,10 +126,10 @@ class Jitter:
             known = self._held[held.key] = np.zeros(len(latency.counts))
         known *= keep
         known += latency.counts
-        sums = cast("FloatArray", np.cumsum(known))
+        sums: FloatArray = np.cumsum(known)
         if sums[-1] < 100:
             return Counts(0, 0, excluded=held.excluded)
-        middle = value_at_index(int(np.searchsorted(sums, sums[-1] / 2.0)), layout(latency))[1]
+        middle = value_at_index(int(np.count_nonzero(sums < sums[-1] / 2.0)), layout(latency))[1]
         exceeding = above(latency, middle + round((self._slo.jitter_ms or 0.0) * 1e6))
         return Counts(latency.count, min(exceeding, latency.count), excluded=held.excluded)
 

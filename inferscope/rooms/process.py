@@ -32,6 +32,7 @@ from inferscope.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from inferscope.control.protocol import Wanted
     from inferscope.detect import Trigger
     from inferscope.record.core import Recorder
     from inferscope.settings import Settings
@@ -294,14 +295,16 @@ class Rooms:
                 return (low, high) if low is not None and high is not None else None
         return None
 
-    def capture_now(self, reason: str, requests: int, moment_ns: int) -> str:
+    def capture_now(self, wanted: Wanted, moment_ns: int) -> str:
         """Open a manual incident, or raise the reason why not."""
         if self.capture is None or self.keeper is None:
             raise CaptureRefusedError("captures are off (INFERSCOPE_CAPTURE=0 or capture=False)")
         if guard.is_off("incident") or guard.is_off("capture.hooks"):
             raise CaptureRefusedError("captures were switched off after failures of ours; see inferscope.status()")
+        if wanted.tier != 1 or wanted.window_ms is not None:
+            raise CaptureRefusedError("this version records single requests on demand, tier 1: no windows of all threads")
         self.judging.permit(moment_ns)
-        return self.keeper.ask(self.trigger.manual(moment_ns), moment_ns, reason=reason, keep=requests)
+        return self.keeper.ask(self.trigger.manual(moment_ns), moment_ns, reason=wanted.reason, keep=wanted.requests)
 
     def snapshot(self, taken_unix_ns: int) -> Snapshot:
         """Current numbers as of the last tick."""

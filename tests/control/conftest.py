@@ -27,13 +27,14 @@ class Service:
         self.release = threading.Event()
         self.release.set()
 
-    def capture(self, reason, requests, actor):
+    def capture(self, wanted, actor):
         self.release.wait(10)
         if self.failure:
             raise self.failure
         if self.refusal:
             raise CaptureRefusedError(self.refusal)
-        self.calls.append(("capture", reason, requests, actor.channel))
+        self.wanted = wanted
+        self.calls.append(("capture", wanted.reason, wanted.requests, actor.channel))
         return f"incident-{len(self.calls)}"
 
     def operations(self) -> Operations:

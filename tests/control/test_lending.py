@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from inferscope.control.lending import audit_event, lend, put_in_force, with_change
-from inferscope.control.protocol import Actor
+from inferscope.control.protocol import Actor, Wanted
 from inferscope.detect import Trigger
 from inferscope.detect.slo import SLO
 from inferscope.errors import CaptureRefusedError, ConfigurationError, InferscopeError
@@ -43,8 +43,8 @@ def lent(rooms):
     rooms.exporter.event = rooms.exporter.events.append
     asked = []
 
-    def capture_now(reason, requests):
-        asked.append((reason, requests))
+    def capture_now(wanted):
+        asked.append((wanted.reason, wanted.requests))
         return "incident-1"
 
     runtime = SimpleNamespace(status=dict, snapshot=dict, capture_now=capture_now)
@@ -52,7 +52,7 @@ def lent(rooms):
 
 
 def test_a_captures_reason_names_who_asked(lent):
-    assert lent.operations.capture("slow", 3, ACTOR) == "incident-1"
+    assert lent.operations.capture(Wanted("slow", 3), ACTOR) == "incident-1"
     assert lent.asked == [("slow (socket uid 1000 pid 7)", 3)]
 
 
@@ -67,9 +67,9 @@ def test_captures_that_are_off_are_refused_until_they_are_on(lent):
     lent.operations.disable("capture")
     assert lent.rooms.capture.disarmed
     with pytest.raises(CaptureRefusedError, match="switched off on demand"):
-        lent.operations.capture("slow", 3, ACTOR)
+        lent.operations.capture(Wanted("slow", 3), ACTOR)
     lent.operations.enable("capture")
-    assert lent.operations.capture("slow", 3, ACTOR)
+    assert lent.operations.capture(Wanted("slow", 3), ACTOR)
 
 
 @pytest.mark.parametrize(("part", "room"), [("capture", "capture"), ("export", "exporter")])
