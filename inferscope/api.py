@@ -239,6 +239,8 @@ def capture_now(
     id: str | None = None,  # noqa: A002  (the ticket's own name everywhere)
     window_ms: float | None = None,
     tier: int = 1,
+    shapes: bool = False,
+    stacks: bool = False,
     allow_stall_ms: float | None = None,
 ) -> str:
     """Ask for a profile of the next requests, whether they are slow or not.
@@ -248,8 +250,10 @@ def capture_now(
         requests: How many profiles to keep, 1 to 64, default 8.
         id: Makes it one capture however often it is asked for, here or over a channel. Default: each call is one of its own.
         window_ms: Record all threads for this long, 1 to 10000, in place of single requests; needs tier 2 or 3. Default None.
-        tier: 1 (default) single requests; 2 short windows of all threads; 3 with shapes and stacks, needs `allow_stall_ms`.
-        allow_stall_ms: How long the service may be held up in all, milliseconds. Default None.
+        tier: 1 (default) single requests; 2 short windows of all threads; 3 what can stop the whole process for a moment.
+        shapes: Dimensions of operators' inputs; tier 3 only.
+        stacks: Python functions with file and line; tier 3 only.
+        allow_stall_ms: Longest stop of the whole process that is acceptable, milliseconds; tier 3 needs it. Default None.
 
     Returns:
         The id of the incident that will hold them.
@@ -266,7 +270,7 @@ def capture_now(
     running = _current()
     if running is None:
         raise CaptureRefusedError("inferscope is not configured in this process; call inferscope.configure() first")
-    wanted = Wanted(reason, requests, window_ms, tier, allow_stall_ms)
+    wanted = Wanted(reason, requests, window_ms, tier, shapes, stacks, allow_stall_ms)
     if id is None:
         return running.capture_now(wanted)
     return running.control.capture(id, wanted)

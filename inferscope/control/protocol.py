@@ -82,7 +82,11 @@ class Wanted:
     window_ms: float | None = None
     """Record all threads for this long instead of single requests; needs tier 2 or 3."""
     tier: int = 1
-    """1: single requests, one thread each. 2: short windows of all threads. 3: as 2, with shapes and stacks, for as long as was asked."""
+    """1: single requests, one thread each. 2: short windows of all threads. 3: whatever can hold the whole process up for a moment."""
+    shapes: bool = False
+    """Dimensions of operators' inputs; tier 3."""
+    stacks: bool = False
+    """Python functions with file and line; tier 3."""
     allow_stall_ms: float | None = None
     """How long the service may be held up in all; tier 3 needs it."""
 
@@ -169,6 +173,12 @@ def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else read(value)
 
 
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")  # noqa: TRY004  (as the others here)
+    return value
+
+
 def _part(value: Any) -> str:
     if value not in PARTS:
         raise ValueError("one of " + ", ".join(PARTS))
@@ -186,6 +196,8 @@ _CHECKS: Final[dict[str, tuple[_Checks, _Checks]]] = {
             "requests": _whole(1, 64),
             "window_ms": _between(1.0, 10_000.0, "milliseconds"),
             "tier": _whole(1, 3),
+            "shapes": _switch,
+            "stacks": _switch,
             "allow_stall_ms": _between(1.0, 60_000.0, "milliseconds"),
             "expires_unix_s": _number,
         },
