@@ -82,8 +82,9 @@ soak: venv ## the runs that take minutes
 soak-capture: venv ## of these, the ones about captures
 	$(call selected,-m soak -k capture --timeout 0)
 
-test-backends: venv ## device rooms, on the simulated accelerator and on a real one where there is one
-	$(call selected,tests/device)
+test-backends: venv ## fetch receivers and databases of other projects into build, then test against them; skips what cannot be had
+	@$(BIN)/python benchmarks/_fetch.py
+	$(call selected,-m backends)
 
 test-integrations: venv ## integrations with the libraries that are installed
 	$(call selected,tests/integrations)

@@ -71,15 +71,17 @@ class ClickHouse:
         ]
         return " AND ".join(chosen + [f"{self._column(key)} = {_text(value)}" for key, value in scope.where.items()])
 
-    def _gained(self, table: str, value: str, metric: str, by: Sequence[str], scope: Scope) -> str:
+    def _gained(self, table: str, value: str, counted: str, metric: str, by: Sequence[str], scope: Scope) -> str:
         """Rows (group…, value, sign): each lifetime's last value, its value before the interval with -1, and deltas as they are."""
         groups = [f"{self._column(each)} AS g{position}" for position, each in enumerate(by)]
         names = [f"g{position}" for position in range(len(by))]
         begin, chosen = _time(scope.from_unix_s), self._where(metric, scope)
         columns = "".join(f"{name}, " for name in names)
+        # Times are whole seconds in newer tables: of two points in one second the one that counted more came later.
+        order = f"TimeUnix, {counted}"
         cumulative = (
             f"SELECT {columns}pair.1 AS held, pair.2 AS sign FROM (SELECT {''.join(f'{group}, ' for group in groups)}"
-            f"argMax({value}, TimeUnix) AS last, argMaxIf({value}, TimeUnix, TimeUnix <= {begin}) AS first,"
+            f"argMax({value}, ({order})) AS last, argMaxIf({value}, ({order}), TimeUnix <= {begin}) AS first,"
             f" countIf(TimeUnix <= {begin}) AS before FROM {table} WHERE {chosen} AND AggregationTemporality = {_CUMULATIVE}"
             f" GROUP BY {columns}{_LIFETIME} HAVING max(TimeUnix) > {begin})"
             " ARRAY JOIN if(before > 0, [(last, toInt64(1)), (first, toInt64(-1))], [(last, toInt64(1))]) AS pair"
@@ -94,7 +96,7 @@ class ClickHouse:
         """See `Source`."""
         names = "".join(f"g{position}, " for position in range(len(by)))
         grouped = f" GROUP BY {names[:-2]}" if by else ""
-        rows = self.query(f"SELECT {names}sum(held * sign) FROM {self._gained('otel_metrics_sum', 'Value', metric, by, scope)}{grouped}")
+        rows = self.query(f"SELECT {names}sum(held * sign) FROM {self._gained('otel_metrics_sum', 'Value', 'Value', metric, by, scope)}{grouped}")
         return {tuple(map(str, row[:-1])): float(row[-1]) for row in rows}
 
     def gauges(self, metric: str, by: Sequence[str], scope: Scope) -> dict[Key, float]:
@@ -111,7 +113,7 @@ class ClickHouse:
     def distributions(self, metric: str, by: Sequence[str], scope: Scope) -> dict[Key, Buckets]:
         """See `Source`."""
         held = "tuple(Scale, PositiveOffset, PositiveBucketCounts, ZeroCount, Sum)"
-        gained = self._gained("otel_metrics_exponential_histogram", held, metric, by, scope)
+        gained = self._gained("otel_metrics_exponential_histogram", held, "Count", metric, by, scope)
         names = "".join(f"g{position}, " for position in range(len(by)))
         rows = self.query(
             f"SELECT {names}held.1 AS scale, sumMap(arrayMap(i -> toInt32(held.2 + i - 1), arrayEnumerate(held.3)),"

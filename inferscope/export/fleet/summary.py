@@ -91,7 +91,7 @@ def summarise(source: Source, scope: Scope) -> tuple[FleetRow, ...]:
                 latency_ms={each: _milliseconds(buckets, each) for each in QUANTILES},
                 bucket_error=None if buckets is None or buckets.scale is None else 2 ** (2.0**-buckets.scale / 2) - 1,
                 objectives=judged,
-                tail=_tail(who, bands, times, strictest),
+                tail=_tail(who, bands, times, strictest, buckets),
             )
         )
     return tuple(rows)
@@ -115,9 +115,9 @@ def _judged(who: Key, requests: int, violations: dict[Key, float], targets: dict
     return found
 
 
-def _tail(who: Key, bands: dict[Key, float], times: dict[Key, float], threshold_ms: float | None) -> Tail:
+def _tail(who: Key, bands: dict[Key, float], times: dict[Key, float], threshold_ms: float | None, latency: Buckets | None) -> Tail:
     if threshold_ms is None:
         return Tail((), "no objective is exported for it")
     counts = {key[2]: value for key, value in bands.items() if key[:2] == who}
     spent = {(key[2], key[3]): value for key, value in times.items() if key[:2] == who}
-    return attribute(counts, spent, threshold_ms / 1e3)
+    return attribute(counts, spent, threshold_ms / 1e3, latency)

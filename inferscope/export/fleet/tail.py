@@ -1,7 +1,8 @@
 """Whose time the tail of a fleet is: the attribution of an incident, from band sums that replicas export and a backend adds up.
 
 share(c) = (E[c | tail] - E[c | body]) / (E[wall | tail] - E[wall | body]). The tail is what lies above the objective, exactly, because the
-bands have an edge there; the body is P40 to P60, and a band that is cut by a quantile counts in proportion. No intervals and no what-if:
+bands have an edge there; the body is P40 to P60. Bands cut by the two quantiles count in proportion; what then differs from the mean latency
+between them, which the histogram knows better than four bands an octave, is placed along the slope of the neighbouring bands. No intervals and no what-if:
 those need the vectors of single requests, which an incident keeps and a time-series database does not (`inferscope explain DIR…`).
 """
 
@@ -18,6 +19,7 @@ from inferscope.types import BODY
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from inferscope.export.otlp.buckets import Buckets
     from inferscope.types import FloatArray
 
 __all__ = ["FleetShare", "Tail", "attribute"]
@@ -54,13 +56,16 @@ class Tail:
     body_ms: float = 0.0
 
 
-def attribute(counts: Mapping[str, float], times: Mapping[tuple[str, str], float], threshold_s: float) -> Tail:
+def attribute(
+    counts: Mapping[str, float], times: Mapping[tuple[str, str], float], threshold_s: float, latency: Buckets | None = None
+) -> Tail:
     """Divide the excess.
 
     Args:
         counts: Requests by the band's upper bound as exported (`inferscope.band`).
         times: Seconds by upper bound and owner.
         threshold_s: The objective; it must be one of the bounds.
+        latency: The requests' histogram, which sharpens the body.
     """
     bands = sorted((each for each in counts if counts[each] > 0), key=float)
     if not bands:
@@ -84,7 +89,7 @@ def attribute(counts: Mapping[str, float], times: Mapping[tuple[str, str], float
             f"{part:.0f} % of the requests exceed the objective, so an ordinary one is not known; an incident keeps the last healthy time",
             round(slow),
         )
-    return _divide(names, sums, number, above, slow)
+    return _divide(names, sums, number, above, latency)
 
 
 def _edge(counts: Mapping[str, float], times: Mapping[tuple[str, str], float], threshold_s: float) -> bool:
@@ -92,12 +97,10 @@ def _edge(counts: Mapping[str, float], times: Mapping[tuple[str, str], float], t
     return any(math.isclose(float(bound), threshold_s, rel_tol=_CLOSE) for bound in bounds)
 
 
-def _divide(names: list[str], sums: FloatArray, number: FloatArray, above: FloatArray, slow: float) -> Tail:
+def _divide(names: list[str], sums: FloatArray, number: FloatArray, above: FloatArray, latency: Buckets | None) -> Tail:
+    slow = float(above @ number)
     tail = (above @ sums) / slow
-    ends = np.cumsum(number)
-    low, high = (quantile * ends[-1] for quantile in BODY)
-    inside = np.maximum(np.minimum(ends, high) - np.maximum(ends - number, low), 0.0) / number
-    body = (inside @ sums) / float(inside @ number)
+    body = _body(sums, number, latency)
     excess = tail - body
     if excess.sum() <= 0:
         return Tail((), "the tail is no slower than the body", round(slow))
@@ -108,3 +111,36 @@ def _divide(names: list[str], sums: FloatArray, number: FloatArray, above: Float
         if tail[place] or body[place]
     ]
     return Tail(tuple(sorted(found, key=lambda each: -each.share)), None, round(slow), float(tail.sum()) * 1e3, float(body.sum()) * 1e3)
+
+
+def _part(number: FloatArray) -> FloatArray:
+    """How much of each cell lies between the body's quantiles."""
+    ends = np.cumsum(number)
+    low, high = (quantile * ends[-1] for quantile in BODY)
+    inside: FloatArray = np.maximum(np.minimum(ends, high) - np.maximum(ends - number, low), 0.0) / np.maximum(number, 1e-300)
+    return inside
+
+
+def _body(sums: FloatArray, number: FloatArray, latency: Buckets | None) -> FloatArray:
+    """The mean vector of an ordinary request, seconds."""
+    weights = _part(number)
+    mean: FloatArray = (weights @ sums) / float(weights @ number)
+    wall = _wall(latency)
+    inside = np.flatnonzero(weights)
+    first, last = max(int(inside[0]) - 1, 0), min(int(inside[-1]) + 1, len(number) - 1)
+    if wall is None or first == last:
+        return mean
+    slope = sums[last] / number[last] - sums[first] / number[first]
+    rise = float(slope.sum())
+    moved: FloatArray = mean + slope / rise * (wall - float(mean.sum())) if rise > 0 else mean
+    return moved
+
+
+def _wall(latency: Buckets | None) -> float | None:
+    """Mean latency between the body's quantiles, seconds."""
+    if latency is None or latency.scale is None or not latency.counts.size:
+        return None
+    middle = 2.0 ** ((latency.offset + np.arange(len(latency.counts)) + 0.5) / 2.0**latency.scale)
+    counts = latency.counts.astype(np.float64)
+    weights = _part(np.concatenate([[float(latency.zero_count)], counts]))[1:] * counts
+    return float(weights @ middle / weights.sum()) if weights.sum() else None

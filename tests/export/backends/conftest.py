@@ -1,12 +1,11 @@
-"""Real receivers, started on free ports of 127.0.0.1 and ended with the tests; skipped with the reason where there are none.
+"""Real receivers and databases, started on free ports of 127.0.0.1 and ended with the tests; skipped with the reason where there are none.
 
-Nothing is downloaded unless BACKENDS_FETCH=1 (`make test-backends`).
+`make test-backends` unpacks them; nothing is downloaded here.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -17,38 +16,48 @@ from inferscope.testing.receiver import OtlpReceiver
 ROOT = Path(__file__).parents[3]
 
 
-def load():
-    name = "inferscope_benchmark_backends"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / "_backends.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+def load(name):
+    """A module of benchmarks, which both use."""
+    folder = str(ROOT / "benchmarks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
 
 
-backends = load()
-FETCH = os.environ.get("BACKENDS_FETCH") == "1"
+backends, collector, replicas = load("_backends"), load("_collector"), load("_replicas")
 
 
 def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.backends)
 
 
-def have(find):
+def have(find, *names):
     try:
-        return find(fetch=FETCH)
+        return find(*names)
     except backends.BackendAbsentError as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
 def victoria_metrics():
-    program = have(backends.victoria_metrics)
+    program = have(backends.program, "victoria-metrics")
     with backends.serve_victoria_metrics(program, relabel=ROOT / "integrations" / "prometheus" / "relabel.yaml") as backend:
         yield backend
+
+
+@pytest.fixture(scope="session")
+def prometheus():
+    with backends.serve_prometheus(have(backends.program, "prometheus")) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="session")
+def clickhouse():
+    with backends.serve_clickhouse(have(backends.chdb)) as url:
+        yield url
 
 
 @pytest.fixture
@@ -61,7 +70,40 @@ def behind_rotel():
 
 @pytest.fixture
 def vmalert():
-    program = have(backends.victoria_metrics).with_name("vmalert")
-    if not os.access(program, os.X_OK):
-        pytest.skip("vmalert is not beside victoria-metrics")
-    return program
+    return have(backends.program, "vmalert")
+
+
+@pytest.fixture
+def promtool():
+    return have(backends.program, "promtool")
+
+
+@pytest.fixture(scope="session")
+def shapes():
+    """Three replicas of different shape; see benchmarks/_replicas.py."""
+    return replicas
+
+
+@pytest.fixture(scope="session")
+def deliver(tmp_path_factory, request):
+    """Export replicas into a backend by its name; gives what `inferscope report --from` takes."""
+
+    def export(kind, found, service, **more):
+        if kind == "ring":
+            place = tmp_path_factory.mktemp("rings")
+            replicas.export(found, None, service=service, directory=place, **more)
+            return f"ring={place}"
+        backend = request.getfixturevalue({"victoriametrics": "victoria_metrics"}.get(kind, kind))
+        if kind == "victoriametrics":
+            replicas.export(found, backend.otlp, service=service, **more)
+            backend.settle()
+            return f"victoriametrics={backend.url}"
+        with OtlpReceiver() as receiver:
+            replicas.export(found, receiver.url, service=service, **more)
+            if kind == "clickhouse":
+                collector.clickhouse_rows(backend, receiver.metrics())
+                return f"clickhouse={backend}"
+            collector.remote_write(backend.url, receiver.metrics())
+            return f"prometheus={backend.url}"
+
+    return export
