@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import secrets
-import time
-from typing import Any
 
-from inferscope.cli.output import emit, state_argument, state_dir
-from inferscope.control import workers
-from inferscope.errors import CaptureRefusedError
+from inferscope.cli.asking import ask, change, milliseconds, whole, worker_arguments
+from inferscope.cli.output import emit
 
 HELP = "Ask a running service for profiles of its next requests, whether they are slow or not. Exit status 1 when it is denied."
-_POLL_S = 0.05
-
-
-def whole(low: int, high: int) -> Any:
-    """An integer in a range, for argparse."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is no integer") from error
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is not from {low} to {high}")
-        return value
-
-    return parse
 
 
 def _reason(text: str) -> str:
@@ -38,37 +18,59 @@ def _reason(text: str) -> str:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this verb."""
-    state_argument(parser)
-    parser.add_argument("--service", help="which service; needed only where several run")
-    parser.add_argument("--slot", type=whole(0, 127), metavar="N", help="which of its workers (default: the one in the lowest slot)")
-    parser.add_argument("--pid", type=whole(1, 1 << 31), metavar="PID", help="the worker with this process id")
+    worker_arguments(parser)
     parser.add_argument("--requests", type=whole(1, 64), default=8, metavar="N", help="how many profiles to keep, 1 to 64 (default 8)")
+    parser.add_argument(
+        "--window",
+        type=milliseconds,
+        metavar="TIME",
+        help="record all threads for this long, such as 50ms, in place of single requests (tier 2)",
+    )
+    parser.add_argument(
+        "--tier",
+        type=whole(1, 3),
+        metavar="N",
+        help="1: single requests, the default; 2: short windows of all threads, the default with --window; 3: with --shapes or --stacks, or long",
+    )
+    parser.add_argument("--shapes", action="store_true", help="dimensions of operators' inputs (tier 3)")
+    parser.add_argument("--stacks", action="store_true", help="Python functions with file and line (tier 3)")
+    parser.add_argument(
+        "--allow-stall", type=milliseconds, metavar="TIME", help="longest stop of the whole process that is acceptable (tier 3)"
+    )
     parser.add_argument("--reason", type=_reason, default="asked on the command line", help="why, for the audit trail")
-    parser.add_argument("--timeout", type=whole(1, 600), default=15, metavar="SECONDS", help="longest wait for the service (default 15)")
+    parser.add_argument(
+        "--id", metavar="ID", help="makes it one capture however often it is asked for (default: each call is one of its own)"
+    )
+
+
+def _wanted(options: argparse.Namespace) -> dict[str, object]:
+    tier = options.tier or (3 if options.shapes or options.stacks else 2 if options.window is not None else 1)
+    wanted: dict[str, object] = {"reason": options.reason, "requests": options.requests}
+    if tier != 1:
+        wanted["tier"] = tier
+    if options.window is not None:
+        wanted["window_ms"] = options.window
+    if options.allow_stall is not None:
+        wanted["allow_stall_ms"] = options.allow_stall
+    for name in ("shapes", "stacks"):
+        if getattr(options, name):
+            wanted[name] = True
+    return wanted
 
 
 def run(options: argparse.Namespace) -> int:
     """Ask, and wait until it is accepted or denied."""
-    root = state_dir(options)
-    worker = workers.one(root, options.service, options.slot, options.pid)
-    deadline = time.monotonic() + options.timeout
-    id_ = f"cli-{secrets.token_hex(8)}"
-    ticket: dict[str, Any] = workers.request(worker, "capture", id_, {"reason": options.reason, "requests": options.requests})
-    while ticket["state"] == "queued":
-        if time.monotonic() >= deadline:
-            raise CaptureRefusedError(f"{worker.name} has not answered within {options.timeout} s; the request stays queued as {id_}")
-        time.sleep(_POLL_S)
-        answer = workers.request(worker, "ticket", "poll", {"id": id_}, max(0.1, deadline - time.monotonic()))
-        ticket = dict(answer["result"]) if answer["state"] == "done" else {**ticket, "state": "denied", "why": answer["why"]}
-    value: dict[str, Any] = {"service": worker.service, "slot": worker.slot, "pid": worker.pid, "ticket": id_, "state": ticket["state"]}
-    if ticket["state"] != "done":
-        emit(options, {**value, "why": ticket["why"]}, f"{worker.name}: denied: {ticket['why']}")
+    worker = ask(options)
+    wanted = _wanted(options)
+    done = change(options, worker, "capture", wanted, "", options.id)
+    if done is None:
         return 1
-    incident = str(ticket["result"]["incident"])
-    path = worker.path.parent / "incidents" / incident
-    text = (
-        f"{worker.name}: profiles of the next {options.requests} requests go to incident {incident}\n"
-        f"what lies there: inferscope inspect {incident}"
+    incident = str(done.pop("result")["incident"])
+    what = (
+        f"windows of {options.window:g} ms of all threads"
+        if options.window is not None
+        else f"profiles of the next {options.requests} requests"
     )
-    emit(options, {**value, "incident": incident, "path": str(path)}, text)
+    text = f"{worker.name}: {what} go to incident {incident}\nwhat lies there: inferscope inspect {incident}"
+    emit(options, {**done, "incident": incident, "path": str(worker.path.parent / "incidents" / incident)}, text)
     return 0

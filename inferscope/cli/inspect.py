@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from inferscope.capture.bundle import verify
 from inferscope.capture.chain import hash_file, manifest_numbers
-from inferscope.cli.capture import whole
+from inferscope.cli.asking import whole
 from inferscope.cli.output import emit, find_incident, state_argument
 from inferscope.diagnose.evidence import read_documents, read_json
 from inferscope.diagnose.merging import merge

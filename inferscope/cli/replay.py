@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from inferscope.cli.capture import whole
+from inferscope.cli.asking import whole
 from inferscope.cli.output import emit, state_argument, state_dir
 from inferscope.errors import InferscopeError
 from inferscope.pod import safe_name

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from inferscope.capture.bundle import Bundle, list_incidents, verify, write_atomic
 from inferscope.capture.chain import SAFE_NAME, hash_file, manifest_numbers
-from inferscope.cli.capture import whole
+from inferscope.cli.asking import whole
 from inferscope.cli.output import emit, state_argument, state_dir
 from inferscope.errors import EvidenceError, InferscopeError
 from inferscope.pod import safe_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from inferscope.cli.capture import whole
+from inferscope.cli.asking import whole
 from inferscope.cli.output import emit, state_argument, state_dir
 from inferscope.control import workers
 from inferscope.errors import InferscopeError

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.control.protocol import SCHEMA
 from inferscope.control.socket import NAME, Call
@@ -13,7 +15,9 @@ from inferscope.pod import safe_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Worker", "find", "one", "request"]
+__all__ = ["Worker", "change", "find", "one", "request"]
+
+_POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +89,28 @@ def request(worker: Worker, op: str, id: str, args: dict[str, Any], timeout_s: f
         return call.ask({"schema": SCHEMA, "id": id, "op": op, "args": args})
     finally:
         call.close()
+
+
+def change(worker: Worker, op: str, args: dict[str, Any], timeout_s: float, id: str | None = None) -> dict[str, Any]:  # noqa: A002  (as above)
+    """Ask for a change and wait until it is done or denied.
+
+    Args:
+        worker: Whom to ask.
+        op: One of `protocol.CHANGES`.
+        args: Its arguments.
+        timeout_s: Longest wait, seconds.
+        id: Makes it one change however often it is asked for; default a new one.
+
+    Returns:
+        The ticket, whose state is `done` or `denied`, and `queued` when it is neither in time: it stays queued then.
+
+    Raises:
+        InferscopeError: The worker does not answer.
+    """
+    deadline = time.monotonic() + timeout_s
+    ticket = request(worker, op, id or f"cli-{secrets.token_hex(8)}", args)
+    while ticket["state"] == "queued" and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        answer = request(worker, "ticket", "poll", {"id": ticket["id"]}, max(0.1, deadline - time.monotonic()))
+        ticket = dict(answer["result"]) if answer["state"] == "done" else {**ticket, "state": "denied", "why": answer["why"]}
+    return ticket

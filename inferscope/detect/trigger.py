@@ -46,7 +46,11 @@ class ObjectiveState:
     """Judged requests, in all phases but warm-up."""
     exceeding: int
     warmup_requests: int
+    """Not judged because they came during warm-up."""
     excluded: int
+    """Not judged because they were profiled or shed, or cancelled early."""
+    promise: str = ""
+    """What is promised, in words; empty for a trigger."""
 
 
 class Trigger:
@@ -147,6 +151,7 @@ class Trigger:
                 watch.exceeding,
                 watch.judge.warmup_requests,
                 watch.judge.excluded,
+                watch.promise,
             )
             for watch in self._watches
         }

@@ -83,6 +83,19 @@ class Watch:
         """What a breach calls it: the objective's name, or the trigger's."""
         return self.slo.name if self.slo is not None else self.name
 
+    @property
+    def promise(self) -> str:
+        """What is promised, in words; empty for a trigger."""
+        if self.slo is None:
+            return ""
+        kind = self.name.removeprefix(self.slo.name).removeprefix(":")
+        return {
+            "": f"{100 * self.slo.quantile:g} % of {self.slo.request_name} within {self.slo.threshold_ms:g} ms",
+            "jitter": f"P99 - P50 at most {self.slo.jitter_ms} ms",
+            "throughput": f"at least {self.slo.min_throughput} a second while requests wait",
+            "gpu_memory": f"device memory at most {self.slo.max_gpu_mem}",
+        }[kind]
+
     def take_over(self, other: Watch) -> None:
         """Go on where an equal one stood: what it learned, and its open incident."""
         self.judge, self.breach, self.fired = other.judge, other.breach, other.fired

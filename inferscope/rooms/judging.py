@@ -168,7 +168,14 @@ class Judging:
         """What is watched and how it stands, and who may capture."""
         return {
             "objectives": {
-                name: {"phase": state.phase, "requests": state.requests, "exceeding": state.exceeding, "excluded": state.excluded}
+                name: {
+                    "phase": state.phase,
+                    "requests": state.requests,
+                    "exceeding": state.exceeding,
+                    "excluded": state.excluded,
+                    "warmup_requests": state.warmup_requests,
+                    "promise": state.promise,
+                }
                 for name, state in self.trigger.state.items()
             },
             "fleet": {
