@@ -24,7 +24,7 @@ from inferscope.slots import slots
 from inferscope.types import SpanFlag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from inferscope.patching import Patch
 
@@ -48,6 +48,8 @@ class Integration(abc.ABC):
     versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0,), None)
     """Oldest supported version and the first unsupported one (None: no upper end)."""
 
+    brings: ClassVar[tuple[str, ...]] = ()
+    """Names of integrations that come with this one: other modules of the same library."""
     serves: ClassVar[bool] = True
     """Whether a program that imports `target` is one that `inferscope run` measures; False for what every program imports."""
 
@@ -100,10 +102,17 @@ class Registry:
         points = self.require(wanted)
         with self._lock:
             for name in wanted or sorted(points):
-                entry = self._entries.get(name) or self._load(name, points[name])
-                if entry is not None:
-                    self._activate(entry)
+                self._switch_on(name, points)
         return self.states()
+
+    def _switch_on(self, name: str, points: Mapping[str, importlib.metadata.EntryPoint]) -> None:
+        entry = self._entries.get(name)
+        if entry is None and name in points:
+            entry = self._load(name, points[name])
+        if entry is not None:
+            self._activate(entry)
+            for other in entry.integration.brings:
+                self._switch_on(other, points)
 
     def _load(self, name: str, point: importlib.metadata.EntryPoint) -> _Entry | None:
         """The integration behind an entry point; somebody else's broken package costs itself alone."""
@@ -290,12 +299,13 @@ def record_copy(
     key = (direction, site)
     row = _copies.get(key)
     if row is None:
-        row = _copies.setdefault(key if len(_copies) < _COPY_SITES else (direction, None), [0, 0, 0, 0, 0])
+        row = _copies.setdefault(key if len(_copies) < _COPY_SITES else (direction, None), [0, 0, 0, 0, 0, 0])
     row[0] += 1
     row[1] += nbytes
     row[2] += end_ns - start_ns
     row[3] += sync
     row[4] += pageable
+    row[5] += implicit
     if slots.on_copy is not None and not guard.is_off("copies"):
         with guard.guard("copies"):
             slots.on_copy(direction, nbytes, start_ns, end_ns, flags, site)
@@ -304,8 +314,8 @@ def record_copy(
 def copies() -> list[dict[str, Any]]:
     """Copies by direction and call site: running totals, as the incident keeps them."""
     return [
-        {"name": direction, "site": site, "count": n, "bytes": b, "wall_ns": w, "sync": s, "pageable": p}
-        for (direction, site), (n, b, w, s, p) in list(_copies.items())
+        {"name": direction, "site": site, "count": n, "bytes": b, "wall_ns": w, "sync": s, "pageable": p, "implicit": i}
+        for (direction, site), (n, b, w, s, p, i) in list(_copies.items())
     ]
 
 

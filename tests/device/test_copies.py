@@ -10,9 +10,8 @@ import torch
 from inferscope import integration
 from inferscope.device.backends import captures
 from inferscope.device.copies import CopyTimes
-from inferscope.device.events import DeviceTimer, timer
+from inferscope.device.events import timer
 from inferscope.device.harvest import Harvester
-from inferscope.device.memory import AllocatorMonitor
 from inferscope.integration import Registry
 from inferscope.record import core
 from inferscope.types import SpanFlag
@@ -83,6 +82,53 @@ def test_the_way_back_and_copy_(sim, serving) -> None:
     assert len(spans) <= 3
 
 
+def test_what_waits_for_a_value_is_counted_by_the_line_that_asked(sim, serving) -> None:
+    harvester, spans = serving
+    sim.configure(d2h_gb_s=1.0)
+    value = torch.ones(1, device="sim")
+    sim.kernel(3.0)
+    with core.default.request("predict"):
+        value.item()
+        if value > 0:
+            [float(value), value.tolist()]
+        torch.ones(4, device="sim").nonzero()
+    torch.accelerator.synchronize()
+    harvester.run_once()
+    rows = [row for row in integration.copies() if row["implicit"]]
+    assert sum(row["count"] for row in rows) == 5
+    assert all(row["site"].startswith("test_what_waits_for_a_value_is_counted_by_the_line_that_asked (test_copies.py:") for row in rows)
+    assert len({row["site"] for row in rows}) == 4
+    reads = [span for span in spans if span.flags & SpanFlag.IMPLICIT_SYNC]
+    assert len(reads) == 5
+    assert (reads[0].name, reads[0].nbytes) == ("copy:d2h", 4)
+    assert reads[0].queue_wait_ns == pytest.approx(3_000_000, abs=50_000)
+    assert reads[0].host_ns >= 3_000_000  # no synchronisation is to be seen in the source, and it blocks
+    before = len(integration.copies())
+    torch.ones(1).item()  # the host's own values wait for nobody
+    assert len(integration.copies()) == before
+
+
+def test_copies_from_device_to_device(sim, serving) -> None:
+    harvester, spans = serving
+    here = torch.ones(256, device="sim:0")
+    there = here.to("sim:1")
+    there.copy_(here)
+    here.copy_(here + 1)
+    here.to("sim:0")
+    here.to("sim")
+    here.to(torch.float64)
+    assert there.device.index == 1
+    torch.accelerator.synchronize()
+    harvester.run_once()
+    sim.advance_ms(100.0)
+    harvester.run_once()
+    copies = [span for span in spans if span.name == "copy:d2d"]
+    assert [(span.nbytes, span.flags) for span in copies] == [(1024, 0)] * 3
+    assert {span.device for span in copies} == {"sim:0", "sim:1"}
+    (row,) = {row["name"]: row for row in integration.copies()}.values()
+    assert (row["name"], row["sync"], row["pageable"]) == ("d2d", 0, 0)
+
+
 def test_a_failing_copy_is_the_applications_own_and_leaves_nothing(sim, serving) -> None:
     harvester, _ = serving
     torch.ones(4).to("sim")
@@ -115,6 +161,51 @@ def test_forward_is_timed_on_the_device(sim, serving) -> None:
     assert len(forwards) == 2
     assert all(span.exec_ns == pytest.approx(6_000_000, rel=0.02) for span in forwards)
     assert sum(span.name.startswith("copy:") for span in spans) == 1  # moving the module is no request's copy
+
+
+class _Moving(torch.nn.Module):
+    """Goes to another device while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        self.to("sim:1")
+        return self.layer(value.to("sim:1"))
+
+
+def test_a_model_that_moves_has_no_device_time_of_one_device(sim, serving) -> None:
+    harvester, spans = serving
+    net = _Moving().to("sim:0")
+    with core.default.request("predict"):
+        assert net(torch.ones(2, 4, device="sim:0")).device.index == 1
+    torch.accelerator.synchronize()
+    harvester.run_once()
+    assert [span.name for span in spans if span.name == "forward"] == []
+    assert timer.channel(torch.device("sim", 0)).counts().host_only == 1
+    assert net(torch.ones(2, 4, device="sim:1")).device.index == 1  # and from now on it stays
+    torch.accelerator.synchronize(1)
+    sim.advance_ms(100.0)
+    harvester.run_once()
+    assert [span.device for span in spans if span.name == "forward"] == ["sim:1"]
+
+
+def test_a_replay_is_timed_from_outside(sim, serving) -> None:
+    harvester, spans = serving
+    sim.operator_cost("aten::mul", 4000.0)
+    value = torch.ones(4, device="sim")
+    graph = torch.accelerator.Graph()
+    with torch.Stream("sim"), graph:
+        value.mul(2.0)
+    with core.default.request("predict") as request:
+        graph.replay()
+    torch.accelerator.synchronize()
+    harvester.run_once()
+    (span,) = [span for span in spans if span.name == "replay"]
+    assert span.exec_ns == pytest.approx(4_000_000, rel=0.01)
+    assert span.request.id == request.id
+    assert sim.counters().get("captures_killed", 0) == 0
 
 
 def test_host_models_are_as_without_a_device(sim, serving) -> None:
@@ -178,32 +269,3 @@ def test_totals_part_what_blocked_from_what_travelled(sim, serving) -> None:
     assert row["queue_ns"] < 5 * 50_000
     times.reset()
     assert times.evidence() == []
-
-
-def test_the_allocator_is_read_without_a_synchronisation(sim) -> None:
-    local = DeviceTimer()
-    monitor = AllocatorMonitor(local)
-    assert monitor.sample() == []
-    held = torch.empty(1 << 20, device="sim")
-    local.channel(held.device)
-    before = sim.counters()
-    (row,) = monitor.sample()
-    assert row.device == "sim:0"
-    assert row.allocated_bytes >= held.nbytes
-    assert row.reserved_bytes >= row.allocated_bytes
-    assert row.out_of_memory >= 0
-    after = sim.counters()
-    assert all(after.get(call, 0) == before.get(call, 0) for call in ("synchronizations", "calls:query", "implicit_syncs"))
-
-
-def test_an_allocator_that_tells_nothing_is_unknown(sim, monkeypatch) -> None:
-    local = DeviceTimer()
-    local.channel(torch.device("sim", 0))
-
-    def refuse(_index: int) -> dict[str, int]:
-        raise RuntimeError("not implemented")
-
-    monkeypatch.setattr(torch._C, "_accelerator_getDeviceStats", refuse)
-    monkeypatch.setattr(torch._C, "_accelerator_getMemoryInfo", refuse)
-    (row,) = AllocatorMonitor(local).sample()
-    assert row == ("sim:0", *[None] * 11)

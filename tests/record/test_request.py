@@ -199,12 +199,12 @@ def test_an_interval_for_a_named_request(timed, clock, reader):
     with timed.request("r") as request:
         clock.tick(10)
         with timed.attach(None):
-            timed.interval("device", "k", clock.now - 4, clock.now, request=request)
-    timed.interval("device", "k", clock.now - 4, clock.now, request=request)
+            timed.interval("io", "k", clock.now - 4, clock.now, request=request)
+    timed.interval("io", "k", clock.now - 4, clock.now, request=request)
     (record,) = reader(timed).drain()
-    assert reader(timed).vector(record)["device:k"] == 4
+    assert reader(timed).vector(record)["io:k"] == 4
     assert timed.counters()["late_spans"] == 1
-    assert reader(timed).count("device", "k") == 2
+    assert reader(timed).count("io", "k") == 2
 
 
 def test_cpu_time_of_a_plain_request(recorder):

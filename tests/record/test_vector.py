@@ -115,9 +115,20 @@ def test_an_interval_over_a_closed_stage_takes_only_what_is_left(timed, clock, r
         with timed.stage("a"):
             clock.tick(10)
         clock.tick(5)
-        timed.interval("device", "kernel", start + 6, start + 12)
+        timed.interval("io", "disk", start + 6, start + 12)
     (record,) = reader(timed).drain()
-    assert reader(timed).vector(record) == {"a": 6, "device:kernel": 6, "unattributed:unattributed": 3}
+    assert reader(timed).vector(record) == {"a": 6, "io:disk": 6, "unattributed:unattributed": 3}
+
+
+def test_what_a_device_did_is_counted_and_owns_no_time(timed, clock, reader):
+    with timed.request("r") as request:
+        clock.tick(10)
+        timed.interval("device", "forward", clock.now - 9, clock.now, request=request)
+        timed.interval("device.queue", "forward", clock.now - 9, clock.now, request=request)
+    (record,) = reader(timed).drain()
+    assert reader(timed).vector(record) == {"unattributed:unattributed": 10}
+    assert timed.columns() == [("unattributed", "unattributed"), ("other", "other")]
+    assert (reader(timed).count("device", "forward"), reader(timed).count("device.queue", "forward")) == (1, 1)
 
 
 def test_an_interval_is_clipped_to_its_request_but_counts_in_full(timed, clock, reader):
