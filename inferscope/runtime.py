@@ -3,7 +3,8 @@
     record ──▶ aggregate ──Window──▶ detect ──Breach──▶ capture ──▶ diagnose (child process) ──▶ export · report
 
 Its daemon threads: `worker` takes a window a tick and judges it, `export` sends, `capture` writes profiles, evidence and manifests,
-`control` answers operators, `opamp` asks a server where one is named, `sampler` looks at the threads while an incident is open, `harvest` reads device events, `monitor` the driver.
+`control` answers operators, `opamp` asks a server where one is named, `sampler` looks at the threads while an incident is open, `harvest`
+reads device events, `monitor` the driver, `poll` asks inference servers.
 A process that forks before it served anything (a preload master) goes dormant and gives its slot back; a forked child wakes with its
 first request.
 """
@@ -17,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import fork, guard
+from inferscope import remote as remote_calls
 from inferscope.clock import now_ns, unix_offset_ns
 from inferscope.control.lending import remote
 from inferscope.pace import Pace
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime"]
 
-_PERIODS_S: Final = {"export": 1.0, "capture": 0.2, "control": 0.05, "monitor": 1.0}
-_OTHERS: Final = ("export", "capture", "control", "sampler", "harvest", "monitor")
+_PERIODS_S: Final = {"export": 1.0, "capture": 0.2, "control": 0.05, "monitor": 1.0, "poll": 5.0}
+_OTHERS: Final = ("export", "capture", "control", "sampler", "harvest", "monitor", "poll")
 _NOTHING: Final = bool
 """The last work of loops that have none; `shutdown` itself makes the last delivery, it knows how much time is left."""
 _FORK_WAIT_S: Final = (0.1, 1.0)
@@ -91,6 +93,7 @@ class Runtime:
             "sampler": (lambda: self.rooms.host.period_s, self.rooms.host.sample, _NOTHING),
             "harvest": (lambda: self.rooms.device.period_s, lambda: self.rooms.device.harvest(Pace()), _NOTHING),
             "monitor": (lambda: _PERIODS_S["monitor"], self.rooms.device.monitor, _NOTHING),
+            "poll": (lambda: _PERIODS_S["poll"], remote_calls.poll, _NOTHING),
         }
         for name in names:
             self._threads[name] = thread = threading.Thread(target=self._loop, args=(name, *loops[name], self._stop), daemon=True)
