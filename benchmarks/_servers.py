@@ -157,7 +157,8 @@ def serving(repository, *, fetch, traces=None, timeout_s=60.0):
                 if child.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
                     said = [line for line in log.read().splitlines() if line.strip()]
-                    raise ServerAbsentError(f"tritonserver did not start: {said[-1] if said else 'no message'}")
+                    why = [line for line in said if "rror" in line or "failed" in line]
+                    raise ServerAbsentError(f"tritonserver did not start: {' / '.join((why or said or ['no message'])[:3])}")
                 time.sleep(0.1)
             yield Triton(child, http, grpc, metrics, Path(log.name))
         finally:

@@ -1,0 +1,213 @@
+"""One call to a Triton server: where its time goes on the client's side, and what it sent.
+
+Boundaries come from functions that every call passes (`_post` of the HTTP clients, `_get_inference_request` of the gRPC ones): private names,
+so a version without them leaves the split unknown, never wrong. No input or result is kept, only sizes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import weakref
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from inferscope import remote
+from inferscope.clock import now_ns
+from inferscope.integration import recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from inferscope.remote import Calls
+
+__all__ = ["SYSTEM", "Call", "Method", "current", "traceparent"]
+
+SYSTEM: Final = "triton"
+SERIALIZE: Final = "triton.serialize"
+_UNKNOWN: Final = "unknown"
+
+current: ContextVar[Call | None] = ContextVar("inferscope_triton_call", default=None)
+"""The call that this thread, task or greenlet is in, for the boundaries."""
+
+_servers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+class Call:
+    """Instants of one call; 0 where a boundary was not passed."""
+
+    __slots__ = ("answered_ns", "built_ns", "elsewhere", "request", "row", "stage", "started_ns")
+
+    def __init__(self, row: Calls, stage: str, *, elsewhere: bool = False) -> None:
+        self.row = row
+        self.stage = stage
+        self.elsewhere = elsewhere
+        self.built_ns = 0
+        self.answered_ns = 0
+        self.request = recorder().current() if elsewhere else None
+        self.started_ns = now_ns()
+
+    def finish(self, *, failed: bool) -> None:
+        """Add to the row, and place serialization and the wire inside the request."""
+        ended, row = now_ns(), self.row
+        row.count += 1
+        row.errors += failed
+        row.wall_ns += ended - self.started_ns
+        built, answered = self.built_ns, self.answered_ns or ended
+        if built:
+            row.serialize_ns = (row.serialize_ns or 0) + built - self.started_ns
+            row.wire_ns = (row.wire_ns or 0) + answered - built
+            if self.answered_ns:
+                row.read_ns = (row.read_ns or 0) + ended - answered
+            record = recorder().interval
+            if not self.elsewhere:
+                record("stage", SERIALIZE, self.started_ns, built)
+            if self.request is None:
+                record("io", self.stage, built, answered)
+            else:
+                record("io", self.stage, built, answered, request=self.request)
+
+    def submitted(self) -> None:
+        """The call that started it has returned."""
+        self.row.submitted += 1
+        self.row.submit_ns = (self.row.submit_ns or 0) + now_ns() - self.started_ns
+
+    def sends(self, inputs: Sequence[Any]) -> None:
+        """Count encodings and sizes of the inputs."""
+        row, total = self.row, 0
+        for each in inputs:
+            raw = getattr(each, "_raw_data", None)
+            if raw is None:
+                raw = getattr(each, "_raw_content", None)
+            if raw is not None:
+                total += len(raw)
+                continue
+            data = getattr(each, "_data", None)
+            if data is not None:
+                row.json_inputs += 1
+                row.json_elements += len(data)
+            else:
+                row.shared_inputs += 1
+        row.binary_bytes += total
+        row.largest_bytes = max(row.largest_bytes, total)
+
+
+def traceparent() -> str | None:
+    """W3C context of the application's span when that is sampled: Triton traces whatever carries one, whatever its flags say."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    span = trace.get_current_span()
+    if span is trace.INVALID_SPAN:
+        return None
+    context = span.get_span_context()
+    if not (context.is_valid and context.trace_flags.sampled):
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+
+
+class Method:
+    """Where a client's method takes what we need, and the rows of its calls.
+
+    Args:
+        name: `http.infer` and so on.
+        original: The method, whose signature tells the positions.
+        server_of: Address of a client, `host:port`.
+        make_poller: Makes what asks that server about a model; None leaves servers alone.
+    """
+
+    def __init__(
+        self, name: str, original: Callable[..., Any], server_of: Callable[[Any], str], make_poller: Callable[[str, str, Any], Any] | None
+    ) -> None:
+        self.name = name
+        self.places = {parameter: index - 1 for index, parameter in enumerate(inspect.signature(original).parameters)}
+        self._server_of, self._make_poller = server_of, make_poller
+        self._rows: dict[tuple[str, str], tuple[Calls, str]] = {}
+
+    def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], otherwise: Any = None) -> Any:
+        """An argument of the call, however it was given."""
+        place = self.places.get(name, -1)
+        return args[place] if 0 <= place < len(args) else kwargs.get(name, otherwise)
+
+    def replaced(self, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with another value for one of them; the caller's own are not changed."""
+        place = self.places.get(name, -1)
+        if 0 <= place < len(args):
+            return (*args[:place], value, *args[place + 1 :]), kwargs
+        return args, {**kwargs, name: value}
+
+    def row(self, client: Any, model: Any) -> tuple[Calls, str]:
+        """The row of calls to a model through a client, and the stage that they are."""
+        server = _servers.get(client)
+        if server is None:
+            try:
+                server = self._server_of(client)
+            except Exception:  # noqa: BLE001  (another version's attributes)
+                server = _UNKNOWN
+            _servers[client] = server
+        name = model if isinstance(model, str) else _UNKNOWN
+        found = self._rows.get((server, name))
+        if found is None:
+            found = self._rows[server, name] = remote.calls(SYSTEM, self.name, name, server), f"{SYSTEM}:{name}"
+            if self._make_poller is not None and _UNKNOWN not in {server, name}:
+                row, make = found[0], self._make_poller
+                remote.watch(SYSTEM, server, name, lambda: make(server, name, row))
+        return found
+
+    def begin(self, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, elsewhere: bool = False) -> Call:
+        """A call that starts now; `elsewhere` when its answer arrives on another thread or greenlet."""
+        row, stage = self.row(client, self.argument("model_name", args, kwargs))
+        call = Call(row, stage, elsewhere=elsewhere)
+        call.sends(self.argument("inputs", args, kwargs, ()))
+        return call
+
+    def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with headers of our own copy: the library writes into what it is given, and we add the context of a sampled span."""
+        given = self.argument("headers", args, kwargs)
+        parent = traceparent()
+        if given is None and parent is None:
+            return args, kwargs
+        headers = dict(given or ())
+        if parent is not None and "traceparent" not in headers:
+            headers["traceparent"] = parent
+        return self.replaced("headers", headers, args, kwargs)
+
+    def run(self, original: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that returns its answer."""
+        try:
+            call = self.begin(client, args, kwargs)
+            sent, named = self.traced(args, kwargs)
+        except Exception:  # noqa: BLE001  (arguments that the original will complain about)
+            return original(client, *args, **kwargs)
+        token = current.set(call)
+        failed = True
+        try:
+            with recorder().stage(call.stage):
+                try:
+                    answer = original(client, *sent, **named)
+                    failed = False
+                finally:
+                    call.finish(failed=failed)
+        finally:
+            current.reset(token)
+        return answer
+
+    async def run_aio(self, original: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same for a coroutine function."""
+        try:
+            call = self.begin(client, args, kwargs)
+            sent, named = self.traced(args, kwargs)
+        except Exception:  # noqa: BLE001  (arguments that the original will complain about)
+            return await original(client, *args, **kwargs)
+        token = current.set(call)
+        failed = True
+        try:
+            with recorder().stage(call.stage):
+                try:
+                    answer = await original(client, *sent, **named)
+                    failed = False
+                finally:
+                    call.finish(failed=failed)
+        finally:
+            current.reset(token)
+        return answer

@@ -1,0 +1,130 @@
+"""The HTTP clients. `async_infer` of the synchronous one runs its request in a greenlet, which has a copy of its caller's context."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from inferscope.clock import now_ns
+from inferscope.integration import recorder
+from inferscope_integrations.tritonclient.calls import Method, current
+from inferscope_integrations.tritonclient.statistics import HttpPoller
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from inferscope.patching import Ledger, Patch
+
+__all__ = ["patch_aio", "patch_sync"]
+
+RESULT: Final = "triton.result"
+"""Stage of `get_result()`: the wait for an asynchronous answer."""
+
+
+def _server(client: Any) -> str:
+    url = client._parsed_url  # noqa: SLF001
+    return f"{url.host}:{url.port}"
+
+
+def _aio_server(client: Any) -> str:
+    return str(client._url.partition("://")[2].partition("/")[0])  # noqa: SLF001
+
+
+def patch_sync(ledger: Ledger) -> None:
+    """`infer`, `async_infer`, `get_result` and the boundary `_post`."""
+    from tritonclient.http import InferAsyncRequest, InferenceServerClient
+
+    ledger.replace(InferenceServerClient, "infer", _inferring)
+    ledger.replace(InferenceServerClient, "async_infer", _starting)
+    ledger.replace(InferenceServerClient, "_post", _posting)
+    ledger.replace(InferAsyncRequest, "get_result", _waiting)
+
+
+def patch_aio(ledger: Ledger) -> None:
+    """`infer` and the boundary `_post`."""
+    from tritonclient.http.aio import InferenceServerClient
+
+    ledger.replace(InferenceServerClient, "infer", _inferring_aio)
+    ledger.replace(InferenceServerClient, "_post", _posting_aio)
+
+
+def _inferring(original: Any, patch: Patch) -> Callable[..., Any]:
+    method = Method("http.infer", original, _server, HttpPoller)
+
+    def infer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not patch.active:
+            return original(self, *args, **kwargs)
+        return method.run(original, self, args, kwargs)
+
+    return infer
+
+
+def _starting(original: Any, patch: Patch) -> Callable[..., Any]:
+    method = Method("http.async_infer", original, _server, HttpPoller)
+
+    def async_infer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not patch.active:
+            return original(self, *args, **kwargs)
+        try:
+            call = method.begin(self, args, kwargs, elsewhere=True)
+            sent, named = method.traced(args, kwargs)
+        except Exception:  # noqa: BLE001  (arguments that the original will complain about)
+            return original(self, *args, **kwargs)
+        token = current.set(call)
+        try:
+            with recorder().stage(call.stage):
+                return original(self, *sent, **named)
+        finally:
+            current.reset(token)
+            call.submitted()
+
+    return async_infer
+
+
+def _posting(original: Any, patch: Patch) -> Callable[..., Any]:
+    def _post(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = current.get()
+        if call is None or not patch.active:
+            return original(self, *args, **kwargs)
+        call.built_ns = now_ns()
+        failed = True
+        try:
+            response = original(self, *args, **kwargs)
+            failed = False
+        finally:
+            call.answered_ns = now_ns()
+            if call.elsewhere:
+                call.finish(failed=failed)
+        return response
+
+    return _post
+
+
+def _waiting(original: Any, patch: Patch) -> Callable[..., Any]:
+    def get_result(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not patch.active:
+            return original(self, *args, **kwargs)
+        with recorder().stage(RESULT):
+            return original(self, *args, **kwargs)
+
+    return get_result
+
+
+def _inferring_aio(original: Any, patch: Patch) -> Callable[..., Any]:
+    method = Method("http.aio.infer", original, _aio_server, HttpPoller)
+
+    async def infer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not patch.active:
+            return await original(self, *args, **kwargs)
+        return await method.run_aio(original, self, args, kwargs)
+
+    return infer
+
+
+def _posting_aio(original: Any, patch: Patch) -> Callable[..., Any]:
+    async def _post(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = current.get()
+        if call is not None and patch.active:
+            call.built_ns = now_ns()
+        return await original(self, *args, **kwargs)
+
+    return _post
