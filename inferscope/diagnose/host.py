@@ -44,6 +44,11 @@ class HostRequest:
     cpu_ns: int | None
     vector: FloatArray
     spans: tuple[HostSpan, ...]
+    id: int = 0
+    shape: tuple[int, ...] | None = None
+    """Of the model's first input."""
+    new_shape: bool | None = None
+    """Whether the model met that shape for the first time; None where it was not noted."""
 
 
 class Pause(NamedTuple):
@@ -69,6 +74,8 @@ class ThreadRows:
     cpu: FloatArray
     delay: FloatArray
     state: FloatArray
+    places: tuple[str, ...] = ()
+    """For each interval the line of the application that the thread was in at its end, `function (file:line)`; empty where unknown."""
 
 
 class SiteTimes(NamedTuple):
@@ -130,7 +137,8 @@ def read_host(documents: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> H
         first, last = samples.get("from_ns"), samples.get("to_ns")
         if first is not None and last is not None:
             sampled = max(sampled, (int(last) - int(first)) / 1e9)
-            threads += [_thread(row, int(first) + offset, slot) for row in samples.get("threads") or () if row["rows"]]
+            names = [str(name) for name in samples.get("places") or ()]
+            threads += [_thread(row, names, int(first) + offset, slot) for row in samples.get("threads") or () if row["rows"]]
             sites += [_site(row) for row in samples.get("sites") or ()]
         scheduling: Mapping[str, Any] = host.get("scheduling") or {}
         seconds += [[float(row[0]) + offset, *map(float, row[1:])] for row in scheduling.get("seconds") or ()]
@@ -181,10 +189,13 @@ def _request(row: Mapping[str, Any], mapping: Sequence[int], offset: int, slot: 
         cpu_ns=None if cpu is None else int(cpu),
         vector=vector,
         spans=spans,
+        id=int(row.get("id") or 0),
+        shape=None if row.get("shape") is None else tuple(int(size) for size in row["shape"]),
+        new_shape=row.get("new_shape"),
     )
 
 
-def _thread(row: Mapping[str, Any], first_ns: int, slot: int) -> ThreadRows:
+def _thread(row: Mapping[str, Any], names: Sequence[str], first_ns: int, slot: int) -> ThreadRows:
     numbers = np.frombuffer(base64.b64decode(row["rows"]), np.uint32).astype(np.int64)
     ends: FloatArray = (first_ns + numbers[0::4] * _US).astype(np.float64)
     cpu: FloatArray = (numbers[1::4] * _US).astype(np.float64)
@@ -196,7 +207,11 @@ def _thread(row: Mapping[str, Any], first_ns: int, slot: int) -> ThreadRows:
         delay[index] += surplus
         surplus = max(0.0, cpu[index] + delay[index] - length[index])
         delay[index] = max(0.0, delay[index] - surplus)
-    return ThreadRows(slot, int(row["thread"]), row.get("name"), ends - length, ends, cpu, delay, (word & 7).astype(np.float64))
+    places: list[int] = np.frombuffer(base64.b64decode(row.get("places") or ""), np.uint16).tolist()
+    return ThreadRows(
+        slot, int(row["thread"]), row.get("name"), ends - length, ends, cpu, delay, (word & 7).astype(np.float64),
+        tuple(names[number] if number < len(names) else "" for number in places) if len(places) == len(ends) else (),
+    )  # fmt: skip
 
 
 def _site(row: Mapping[str, Any]) -> SiteTimes:

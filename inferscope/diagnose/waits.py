@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from inferscope.diagnose.host import HostFacts, HostRequest, ThreadRows
     from inferscope.types import FloatArray
 
-__all__ = ["GIL", "RUN_QUEUE", "UNNAMED_LOCK", "Waits", "divide", "is_model", "weights"]
+__all__ = ["GIL", "RUN_QUEUE", "UNNAMED_LOCK", "Waits", "divide", "is_model", "segments", "weights"]
 
 GIL: Final = Column("cpu", "gil")
 RUN_QUEUE: Final = Column("cpu", "run-queue")
@@ -134,10 +134,10 @@ class _Join:
             return
         pool.count += 1
         pool.total[: len(own)] += weight * own
-        segments = self._segments(request, own)
-        stopped = self._pauses(pool, request, segments, own, weight)
+        segments_ = segments(request, self.kinds, own)
+        stopped = self._pauses(pool, request, segments_, own, weight)
         seen = False
-        for column, thread, start, end, scale in segments:
+        for column, thread, start, end, scale in segments_:
             found = self._sampled(request, column, thread, start, end)
             if found is None:
                 continue
@@ -158,22 +158,6 @@ class _Join:
                 pool.requests[column] += 1
             seen = True
         pool.sampled += seen
-
-    def _segments(self, request: HostRequest, own: FloatArray) -> list[tuple[int, int, int, int, float]]:
-        """(column, thread, start, end, scale) of divisible time; column -1 is a request whose positions are unknown."""
-        start, end = request.start_ns, request.start_ns + request.wall_ns  # whole numbers: a float has 256 ns at this distance
-        share = float(own.sum()) / request.wall_ns
-        if not request.spans:
-            return [(-1, request.thread, start, end, share)] if share >= _INSIDE else []
-        edges = sorted({start, end, *(t for span in request.spans for t in (span.start_ns, span.end_ns) if start < t < end)})
-        found: list[tuple[int, int, int, int, float]] = []
-        for low, high in pairwise(edges):
-            over = [span for span in request.spans if span.start_ns <= low and span.end_ns >= high]
-            inner = max(over, key=lambda span: (span.start_ns, -span.end_ns), default=None)
-            column, thread = (0, request.thread) if inner is None else (inner.column, inner.thread)
-            if self.kinds[column] in _DIVISIBLE:
-                found.append((column, thread, low, high, 1.0))
-        return found
 
     def _sampled(self, request: HostRequest, column: int, thread: int, start: int, end: int) -> tuple[FloatArray, int] | None:
         rows = self.threads.get((request.slot, thread))
@@ -219,6 +203,23 @@ class _Join:
                 row[column] += weight * overlap * scale
             lost[column] = lost.get(column, 0.0) + overlap * scale
         return lost
+
+
+def segments(request: HostRequest, kinds: Sequence[str], own: FloatArray) -> list[tuple[int, int, int, int, float]]:
+    """(column, thread, start, end, scale) of divisible time; column -1 is a request whose positions are unknown."""
+    start, end = request.start_ns, request.start_ns + request.wall_ns  # whole numbers: a float has 256 ns at this distance
+    share = float(own.sum()) / request.wall_ns
+    if not request.spans:
+        return [(-1, request.thread, start, end, share)] if share >= _INSIDE else []
+    edges = sorted({start, end, *(t for span in request.spans for t in (span.start_ns, span.end_ns) if start < t < end)})
+    found: list[tuple[int, int, int, int, float]] = []
+    for low, high in pairwise(edges):
+        over = [span for span in request.spans if span.start_ns <= low and span.end_ns >= high]
+        inner = max(over, key=lambda span: (span.start_ns, -span.end_ns), default=None)
+        column, thread = (0, request.thread) if inner is None else (inner.column, inner.thread)
+        if kinds[column] in _DIVISIBLE:
+            found.append((column, thread, low, high, 1.0))
+    return found
 
 
 def _parts(rows: ThreadRows, part: slice, length: FloatArray, scale: FloatArray, *, awaits: bool) -> FloatArray:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.clock import now_ns
+from inferscope.host.places import Places
 from inferscope.host.scheduling import Reader, Schedstat, ThreadTimes, parse
 from inferscope.record import core
 
@@ -119,7 +120,7 @@ def _unavailable() -> str | None:
 class _Thread:
     """One sampled thread: its descriptor, last totals and intervals."""
 
-    __slots__ = ("at", "file", "ident", "last_ns", "name", "rows", "state", "text", "times")
+    __slots__ = ("at", "file", "ident", "last_ns", "name", "place", "places", "rows", "state", "text", "times")
 
     def __init__(self, file: int, times: ThreadTimes, now: int) -> None:
         self.file, self.times, self.last_ns = file, times, now
@@ -129,6 +130,9 @@ class _Thread:
         self.at: tuple[str, str] | None = None
         self.text = b""
         self.rows = array("I")
+        self.place = 0
+        self.places = array("H")
+        """Where it was at the end of each of `rows`."""
 
     def meet(self, thread: threading.Thread | None) -> None:
         """Learn its Python side."""
@@ -149,6 +153,8 @@ class Sampler:
         self._rows = self.samples = 0
         self.dropped = 0
         """Intervals that did not fit any more."""
+        self.places = Places()
+        """What code the sampled threads were in."""
         self.sites: dict[tuple[str, str], list[int]] = {}
         """Functions (name, file) that are looked for on the stacks: microseconds on a CPU, in a run queue, and blocked by state."""
         self.armed = False
@@ -158,6 +164,7 @@ class Sampler:
         """Start afresh; False when nothing can be sampled here, `reason` says why."""
         self.disarm()
         self.sites = {}
+        self.places.clear()
         self._gone, self._rows, self.samples, self.dropped, self.first_ns, self.last_ns, self._met_ns = [], 0, 0, 0, 0, 0, 0
         self.armed = self.reason is None
         return self.armed
@@ -204,6 +211,7 @@ class Sampler:
         waiting += sum(state == GIL and held is not forced for held, state, _ in seen)
         for held, state, times in seen:
             end = now_ns() if moment_ns is None else moment
+            held.place = self.places.look(held.ident)
             self._note(held, RUNNING if held is forced else state, times, end, others_wait=waiting > 0)
 
     def _catch_up(self, held: _Thread, until: int) -> None:
@@ -266,6 +274,7 @@ class Sampler:
         if self._rows < _ROWS:
             self._rows += 1
             held.rows.extend(_row(end - self.first_ns, cpu, delay, length, named))
+            held.places.append(held.place)
         else:
             self.dropped += 1
         held.times, held.last_ns, held.state = times, end, state
@@ -298,14 +307,20 @@ class Sampler:
 
     def rows(self) -> dict[int, tuple[str | None, array[int]]]:
         """Intervals by native thread id, with its Python name: four numbers each, see `ROW`."""
-        found: dict[int, tuple[str | None, array[int]]] = {}
+        return {thread: (name, rows) for thread, (name, rows, _) in self.intervals().items()}
+
+    def intervals(self) -> dict[int, tuple[str | None, array[int], array[int]]]:
+        """As `rows`, and for each interval the number of the code that the thread was in at its end, see `Places`; 0 is unknown."""
+        found: dict[int, tuple[str | None, array[int], array[int]]] = {}
         for thread, held in [*self._gone, *list(self._threads.items())]:
             if thread in found:
                 found[thread][1].extend(held.rows)
+                found[thread][2].extend(held.places)
             else:
-                found[thread] = held.name, array("I", held.rows)
+                found[thread] = held.name, array("I", held.rows), array("H", held.places)
             if held.state != RUNNING and self.last_ns - held.last_ns >= _SHORT_NS:  # it still waits
                 found[thread][1].extend(_row(self.last_ns - self.first_ns, 0, 0, self.last_ns - held.last_ns, held.state))
+                found[thread][2].append(held.place)
         return found
 
 

@@ -16,6 +16,7 @@ from inferscope.host.scheduling import Scheduling
 from inferscope.types import Reason
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterable
 
     from inferscope.host.gc import GcPauses
@@ -108,8 +109,8 @@ class HostWatch:
     def _samples(self) -> dict[str, Any]:
         sampler = self.sampler
         threads = [
-            {"thread": thread, "name": name, "rows": base64.b64encode(rows.tobytes()).decode("ascii")}
-            for thread, (name, rows) in sampler.rows().items()
+            {"thread": thread, "name": name, "rows": _text(rows), "places": _text(places)}
+            for thread, (name, rows, places) in sampler.intervals().items()
         ]
         return {
             "reason": sampler.reason,
@@ -119,6 +120,7 @@ class HostWatch:
             "samples": sampler.samples,
             "dropped": sampler.dropped,
             "threads": threads,
+            "places": sampler.places.names(),
             "sites": [
                 {"site": f"{name} ({file})", "cpu_us": row[0], "delay_us": row[1], "blocked_us": row[2:]}
                 for (name, file), row in list(sampler.sites.items())
@@ -141,6 +143,10 @@ class HostWatch:
         self._slow.clear()
         self._ordinary.clear()
         self._first_ns = None
+
+
+def _text(numbers: array[int]) -> str:
+    return base64.b64encode(numbers.tobytes()).decode("ascii")
 
 
 def _request(record: RequestRecord) -> dict[str, Any]:

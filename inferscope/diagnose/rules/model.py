@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from inferscope.diagnose.findings import MINIMUM_SHARE, grade, model_label, share_evidence
+from inferscope.diagnose.findings import MINIMUM_SHARE, Texts, grade, model_label, of_share, share_evidence
+from inferscope.diagnose.places import costliest
 from inferscope.diagnose.waits import is_model
 from inferscope.types import Evidence, Finding
 
@@ -71,27 +72,31 @@ def slow_stage(context: Context) -> Iterable[Finding]:
 
 
 def _slow(context: Context, share: Share, *, model: bool) -> Finding:
-    severity, confidence = grade(context, share, confidence="medium")
-    return Finding(
-        id="MODEL_SLOW" if model else "STAGE_SLOW",
-        class_="compute",
-        severity=severity,
-        confidence=confidence,
-        where=share.name,
-        claim=f"Slow requests spend {share.tail_ms:.1f} ms in {share.name} itself, ordinary ones {share.body_ms:.2f} ms.",
-        evidence=(
-            share_evidence(share),
-            Evidence("time in a slow request", round(share.tail_ms, 2), "ms"),
-            Evidence("time in an ordinary request", round(share.body_ms, 2), "ms"),
-        ),
-        share=share.share,
-        what_if_p99_ms=context.plan.p99_ms(share.name),
+    place = costliest(context.horizon, share.name, context.threshold_ns)
+    at = "" if place is None else f" at {place.site}"
+    texts = Texts(
+        where=f"{share.name}{at}",
+        claim=f"Slow requests spend {share.tail_ms:.1f} ms in {share.name} itself, ordinary ones {share.body_ms:.2f} ms{f', most of it{at}' if at else ''}.",
         refute_by=f"Compare inputs of slow and ordinary requests: if {share.name} is slow for the same input too, something outside the stage delays it.",
-        fix=(
-            f"Profile {share.name} for slow requests (captures lie beside this diagnosis when one was kept); "
-            f"cap or bucket the input size if its time grows with it; split it into stages if it holds several steps."
-        ),
+        fix=_slow_fix(share.name, at),
         rollback="Remove the added stages or the cap.",
+    )
+    evidence = [
+        Evidence("time in a slow request", round(share.tail_ms, 2), "ms"),
+        Evidence("time in an ordinary request", round(share.body_ms, 2), "ms"),
+    ]
+    if place is not None:
+        evidence.append(Evidence(f"sampled time of slow requests at {place.site}", round(100 * place.part, 1), "%"))
+        evidence.append(Evidence("sampled time in the stage", round(place.sampled_ms, 1), "ms"))
+    return of_share(context, share, "MODEL_SLOW" if model else "STAGE_SLOW", "compute", texts, evidence, confidence="medium")
+
+
+def _slow_fix(stage: str, at: str) -> str:
+    if at:
+        return f"Make the work{at} cheaper or do it ahead; cap or bucket the input size if its time grows with it."
+    return (
+        f"Profile {stage} for slow requests (captures lie beside this diagnosis when one was kept); "
+        "cap or bucket the input size if its time grows with it; split it into stages if it holds several steps."
     )
 
 

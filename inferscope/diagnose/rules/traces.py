@@ -273,9 +273,9 @@ def waits(context: Context) -> Iterable[Finding]:
     found = contrast(context, lambda trace: sum(site.ms for site in _reads(trace)) if trace.device_events else None)
     sites = _reads(found.trace) if found is not None else ()
     reads = sum(site.calls for site in sites)
-    if found is None or reads < _FEW:
+    top = next(iter(sites), None)
+    if found is None or top is None or reads < _FEW:
         return
-    top = sites[0]
     place = next((part for part in top.where if ".py(" in part), None)
     texts = Texts(
         where=place or "reads of device values (.item(), bool(), nonzero)",

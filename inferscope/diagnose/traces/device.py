@@ -56,8 +56,10 @@ class Launches:
         self, correlations: IntArray, starts: FloatArray, threads: IntArray, waits: Sequence[tuple[FloatArray, FloatArray]]
     ) -> None:
         order = np.argsort(correlations, kind="stable")
-        self._correlations, self._starts, self._threads = correlations[order], starts[order], threads[order]
-        self._waits = [_cumulated(*pair) for pair in waits]
+        self._correlations = correlations[order]
+        self._starts = starts[order]
+        self._threads = threads[order]
+        self._waits = waits
 
     def find(self, correlations: IntArray) -> tuple[FloatArray, IntArray]:
         """When each piece of device work was launched (NaN when unknown), and by which thread."""
@@ -70,9 +72,10 @@ class Launches:
     def waited(self, threads: IntArray, low: FloatArray, high: FloatArray) -> FloatArray:
         """Time within [low, high] that each thread waited for the device, us."""
         found = np.zeros(len(low))
-        for number, (moments, totals) in enumerate(self._waits):
+        for number, (starts, ends) in enumerate(self._waits):
             mine = threads == number
-            if len(moments) and mine.any():
+            if len(starts) and mine.any():
+                moments, totals = _cumulated(starts, ends)
                 found[mine] = np.interp(high[mine], moments, totals) - np.interp(low[mine], moments, totals)
         return found
 
@@ -89,7 +92,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self.start = array("d")
-        self.duration = array("d")
+        self.duration = array("f")
         self.name = array("I")
         self.kind = array("B")
         self.correlation = array("q")
@@ -112,7 +115,7 @@ class Timeline:
 
     def arrays(self) -> tuple[FloatArray, FloatArray, IntArray]:
         """Starts and ends (us) and kinds, in the order of the file."""
-        starts, durations = np.frombuffer(self.start), np.frombuffer(self.duration)
+        starts, durations = np.frombuffer(self.start), np.frombuffer(self.duration, np.float32)
         return starts, starts + durations, np.frombuffer(self.kind, np.uint8).astype(np.int64)
 
     def busiest(self) -> IntArray:
@@ -177,7 +180,7 @@ class Timeline:
         mine = kinds == KERNEL
         numbers = np.frombuffer(self.name, np.uint32)[mine].astype(np.int64)
         calls = np.bincount(numbers)
-        sums = np.bincount(numbers, weights=np.frombuffer(self.duration)[mine])
+        sums = np.bincount(numbers, weights=np.frombuffer(self.duration, np.float32)[mine])
         used: list[int] = np.flatnonzero(calls).tolist()
         rows = [Kernel(names[number], int(calls[number]), float(sums[number]) / 1e3) for number in used]
         return tuple(sorted(rows, key=lambda row: (-row.self_ms, row.name)))
@@ -185,26 +188,33 @@ class Timeline:
     def small(self) -> float | None:
         """Fraction of the kernels that are short."""
         _, _, kinds = self.arrays()
-        lengths = np.frombuffer(self.duration)[kinds == KERNEL]
+        lengths = np.frombuffer(self.duration, np.float32)[kinds == KERNEL]
         return float((lengths < _SHORT_US).mean()) if len(lengths) else None
 
     def stage_times(self, launched: Mapping[str, Sequence[IntArray]]) -> dict[str, float]:
         """Device time (ms) of what each stage launched."""
-        own, lengths = np.frombuffer(self.correlation, np.int64), np.frombuffer(self.duration)
-        found = {label: float(lengths[np.isin(own, np.concatenate(parts))].sum()) / 1e3 for label, parts in launched.items() if len(own)}
+        own, lengths = np.frombuffer(self.correlation, np.int64), np.frombuffer(self.duration, np.float32)
+        found = {
+            label: float(lengths[np.isin(own, np.concatenate(parts))].sum(dtype=np.float64)) / 1e3
+            for label, parts in launched.items()
+            if len(own)
+        }
         return {label: ms for label, ms in found.items() if ms > 0}
 
     def roofline(self, done: Worked, device: str) -> Roofline | None:
         """Operations and bytes of the operators that launched kernels, over those kernels' time."""
         _, _, kinds = self.arrays()
         mine = kinds == KERNEL
-        external, lengths = np.frombuffer(self.external, np.int64)[mine], np.frombuffer(self.duration)[mine]
+        external, lengths = np.frombuffer(self.external, np.int64)[mine], np.frombuffer(self.duration, np.float32)[mine]
         ids = np.frombuffer(done.id, np.int64)
         if not len(ids) or not len(external):
             return None
         joined = np.isin(external, ids) & (external > 0)
         used = np.isin(ids, external) & (ids > 0)
-        spent, flops = float(lengths[joined].sum()), float(np.frombuffer(done.flops, np.float32)[used].sum(dtype=np.float64))
+        spent, flops = (
+            float(lengths[joined].sum(dtype=np.float64)),
+            float(np.frombuffer(done.flops, np.float32)[used].sum(dtype=np.float64)),
+        )
         if spent <= 0 or flops <= 0:
             return None
         peak = work.peak_of(device)
@@ -213,7 +223,7 @@ class Timeline:
             flops=flops,
             bytes=float(np.frombuffer(done.bytes, np.float32)[used].sum(dtype=np.float64)),
             ms=spent / 1e3,
-            covered=spent / float(lengths.sum()),
+            covered=spent / float(lengths.sum(dtype=np.float64)),
             peak_flops=None if peak is None else peak.half if type_ == "half" else peak.single,
             peak_bytes_s=None if peak is None else peak.bytes_s,
         )

@@ -34,7 +34,7 @@ class Thread:
 
     def __init__(self) -> None:
         self.start = array("d")
-        self.duration = array("d")
+        self.duration = array("f")
         self.name = array("I")
         self.kind = array("B")
         self.corresponds = array("I")
@@ -57,7 +57,7 @@ class Thread:
 
     def order(self) -> Iterable[int]:
         """Indices by start, the longer first of those that start together: parents before children."""
-        starts, durations = np.frombuffer(self.start), np.frombuffer(self.duration)
+        starts, durations = np.frombuffer(self.start), np.frombuffer(self.duration, np.float32)
         later, earlier = starts[1:], starts[:-1]
         if bool(np.all((later > earlier) | ((later == earlier) & (durations[1:] <= durations[:-1])))):
             return range(len(starts))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from inferscope.diagnose.traces.values import StageSpan
-    from inferscope.types import FloatArray
+    from inferscope.types import FloatArray, IntArray
 
 __all__ = ["Reader"]
 
@@ -261,7 +261,7 @@ class Reader:
     def _synchronous(self) -> int:
         """Pageable copies directly followed by a stream synchronise on the same thread; counts blocking copies of each kind on the way."""
         synchronise = np.array([number for name, number in self.names.items() if "StreamSynchronize" in name], dtype=np.int64)
-        blocking = np.array([self.names[name] for name in _BLOCKING if name in self.names], dtype=np.int64)
+        blocking = self._blocking()
         copies = np.frombuffer(self.copies, np.int64)
         of = np.frombuffer(self.copies_of, np.uint16)
         pageable = copies[np.isin(of, [int(row[4]) for (_, memory), row in self.transfers.items() if memory == "pageable"])]
@@ -281,18 +281,36 @@ class Reader:
         return pairs
 
     def _launches(self, waits: frozenset[int]) -> Launches:
-        numbers = np.array(sorted(waits), dtype=np.int64)
-        rows: list[tuple[FloatArray, ...]] = []
+        """Only calls that put work on a device: a large trace has many more."""
+        numbers, wanted = np.array(sorted(waits), dtype=np.uint32), np.unique(np.frombuffer(self.timeline.correlation, np.int64))
+        ids: list[IntArray] = [np.zeros(0, np.int64)]
+        called: list[FloatArray] = [np.zeros(0)]
+        owners: list[IntArray] = [np.zeros(0, np.int64)]
         intervals: list[tuple[FloatArray, FloatArray]] = []
         for place, thread in enumerate(self.threads.values()):
-            starts, index = np.frombuffer(thread.start), np.frombuffer(thread.corresponds, np.uint32)
-            rows.append((np.frombuffer(thread.correlation, np.int64).astype(np.float64), starts[index], np.full(len(index), float(place))))
-            kinds, names = np.frombuffer(thread.kind, np.uint8), np.frombuffer(thread.name, np.uint32)
-            chosen = np.flatnonzero((kinds == host.CALL) & np.isin(names, numbers))
-            chosen = chosen[np.argsort(starts[chosen], kind="stable")]
-            intervals.append((starts[chosen], starts[chosen] + np.frombuffer(thread.duration)[chosen]))
-        columns = [np.concatenate(parts) for parts in zip(*rows, strict=True)] if rows else [np.zeros(0)] * 3
-        return Launches(columns[0].astype(np.int64), columns[1], columns[2].astype(np.int64), intervals)
+            starts, names = np.frombuffer(thread.start), np.frombuffer(thread.name, np.uint32)
+            index, held = np.frombuffer(thread.corresponds, np.uint32), np.frombuffer(thread.correlation, np.int64)
+            chosen = _among(held, wanted)
+            chosen = chosen[~np.isin(names[index[chosen]], numbers) | np.isin(names[index[chosen]], self._blocking())]
+            ids.append(held[chosen])
+            called.append(starts[index[chosen]])
+            owners.append(np.full(len(chosen), place, np.int16).astype(np.int64))
+            waiting = np.flatnonzero((np.frombuffer(thread.kind, np.uint8) == host.CALL) & np.isin(names, numbers))
+            waiting = waiting[np.argsort(starts[waiting], kind="stable")]
+            intervals.append((starts[waiting], starts[waiting] + np.frombuffer(thread.duration, np.float32)[waiting]))
+        return Launches(np.concatenate(ids), np.concatenate(called), np.concatenate(owners), intervals)
+
+    def _blocking(self) -> IntArray:
+        return np.array([self.names[name] for name in _BLOCKING if name in self.names], dtype=np.int64)
+
+
+def _among(values: IntArray, wanted: IntArray) -> IntArray:
+    """Indices of the values that are in `wanted`, which ascends; without the copies that `np.isin` sorts."""
+    if not len(wanted):
+        return np.zeros(0, np.int64)
+    place = np.searchsorted(wanted, values)
+    np.minimum(place, len(wanted) - 1, out=place)
+    return np.flatnonzero(wanted[place] == values)
 
 
 def _sorted(rows: Any) -> tuple[Operator, ...]:
