@@ -6,6 +6,7 @@ i + 1 of a native one, `job` and `instance` come from the resource, which itself
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import struct
@@ -71,7 +72,7 @@ def _histogram(point, at_ms):
     """prometheus.Histogram (remote write 1.0, types.proto)."""
     buckets = point.buckets
     counts = buckets.counts.tolist()
-    deltas = b"".join(_zigzag(count - before) for before, count in zip([0, *counts], counts))
+    deltas = b"".join(_zigzag(count - before) for before, count in itertools.pairwise([0, *counts]))
     spans = _field(11, _integer(1, _zigzag(buckets.offset + 1)) + _integer(2, _varint(len(counts)))) if counts else b""
     return b"".join(
         (
