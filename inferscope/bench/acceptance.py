@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from inferscope.bench.load import LoadResult
+    from inferscope.bench.result import LoadResult
     from inferscope.types import FloatArray, IntArray
 
 __all__ = ["Acceptance", "Objective", "accept", "design_effect", "exit_code", "parse_objective"]

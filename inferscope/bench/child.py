@@ -11,19 +11,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inferscope.bench.load import LoadPlan, LoadResult
+from inferscope.bench.inprocess import recovered
+from inferscope.bench.result import LoadPlan, LoadResult
 from inferscope.bench.targets import ServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["measure"]
+__all__ = ["HANGS", "measure"]
 
 _START_S = 120.0
+HANGS = 70
+"""The status of a child whose function does not return."""
 
 
 def measure(
-    plan: LoadPlan, target: str, settings: dict[str, Any], inputs: Sequence[Any], *, golden: bool, limit_s: float
+    plan: LoadPlan,
+    target: str,
+    settings: dict[str, Any],
+    inputs: Sequence[Any],
+    *,
+    golden: bool,
+    limit_s: float,
+    baseline: int = 0,
+    objective: dict[str, float] | None = None,
 ) -> tuple[LoadResult, dict[str, Any]]:
     """Run the plan on `module:function` in a new interpreter, with inferscope configured in it.
 
@@ -34,32 +45,53 @@ def measure(
         inputs: what it is given, JSON values.
         golden: whether to keep its outputs for the first inputs.
         limit_s: how long all of it may take, besides two minutes to import and load.
+        baseline: requests one at a time before the load, 0 for none.
+        objective: the latency objective for its attribution, as keywords of `inferscope.SLO`.
 
     Returns:
-        The load, and what else the child says: outputs, errors, cpu_cores, memory, stages.
+        The load, and what else the child says: outputs, errors, resources, baseline, events, stages, device, inside. Of a child that died or hung
+        under load, what it had measured until then, with `LoadResult.stopped`, and nothing else.
 
     Raises:
-        ServiceError: it could not be imported or called, died, or did not end in time; one line that says which.
+        ServiceError: it could not be imported or called, died before the load or did not end in time; one line that says which.
     """
     with tempfile.TemporaryDirectory(prefix="inferscope-bench-") as folder:
-        ask, answer, log = (Path(folder, name) for name in ("ask.json", "answer.json", "log"))
-        ask.write_text(
-            json.dumps({"plan": asdict(plan), "target": target, "settings": settings, "inputs": list(inputs), "golden": golden}), "utf-8"
-        )
+        ask, answer, log, spool = (Path(folder, name) for name in ("ask.json", "answer.json", "log", "spool"))
+        asked = {
+            "plan": asdict(plan),
+            "target": target,
+            "settings": settings,
+            "inputs": list(inputs),
+            "golden": golden,
+            "baseline": baseline,
+            "objective": objective,
+            "spool": str(spool),
+        }
+        ask.write_text(json.dumps(asked), "utf-8")
         command = [sys.executable, "-m", "inferscope.cli.target", str(ask), str(answer), str(Path(folder, "state"))]
-        try:
-            with log.open("wb") as output:
-                done = subprocess.run(
-                    command, check=False, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, timeout=limit_s + _START_S
-                )
-        except subprocess.TimeoutExpired:
-            raise ServiceError(f"{target} did not finish within {limit_s + _START_S:g} s; its process was ended") from None
+        why = _run(command, log, limit_s + _START_S)
         if not answer.exists():
-            raise ServiceError(f"{target}: {_ended(done.returncode)}; the end of its output: {_tail(log)}")
+            why = f"{target}: {why}"
+            partial = recovered(plan, spool, why)
+            if partial is None:
+                raise ServiceError(why)
+            return partial, {}
         found: dict[str, Any] = json.loads(answer.read_text("utf-8"))
     if "error" in found:
         raise ServiceError(str(found["error"]))
     return LoadResult.from_json(found.pop("load")), found
+
+
+def _run(command: Sequence[str], log: Path, limit_s: float) -> str:
+    """Run the child; how it ended."""
+    try:
+        with log.open("wb") as output:
+            done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return f"it did not finish within {limit_s:g} s; its process was ended"
+    if done.returncode == HANGS:
+        return f"it hangs: {_tail(log)}"
+    return f"{_ended(done.returncode)}; the end of its output: {_tail(log)}"
 
 
 def _ended(status: int) -> str:

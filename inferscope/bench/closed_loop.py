@@ -49,14 +49,15 @@ class ClosedLoopDriver(OpenLoopDriver):
         """Runs until all is sent and answered, or the time and the drain are over."""
         self._loop = asyncio.get_running_loop()
         self._settled, self._emptied = asyncio.Event(), asyncio.Event()
-        self._deadline_ns = time.perf_counter_ns() + int(self._seconds * 1e9)
+        now = time.perf_counter_ns()
+        self.patience.begin(now)
+        self._deadline_ns = now + int(self._seconds * 1e9)
         await asyncio.gather(*(self._connect() for _ in range(self._limit)))
         if self._sending or self.connections:
-            await asyncio.wait([self._loop.create_task(self._settled.wait())], timeout=self._seconds + self._drain_s)
+            await self._wait(self._seconds + self._drain_s)
         self._limit = 0
         await self._close()
-        for name in ("intended_ns", "launched_ns", "sent_ns", "done_ns", "status"):
-            del getattr(self, name)[self._next :]
+        self._forget(self._next)
 
     def idle_again(self, connection: Connection) -> None:
         """The client's next request, if there is to be one."""
@@ -74,6 +75,7 @@ class ClosedLoopDriver(OpenLoopDriver):
         """Notes the outcome of a request."""
         if index is not None:
             self.status[index], self.done_ns[index] = status, now if status else 0
+            self.patience.ended(now, answered=bool(status), sent=True)
             self._sending -= 1
 
     def lost(self, connection: Connection, index: int | None, status: int, now: int) -> None:
@@ -95,6 +97,7 @@ class ClosedLoopDriver(OpenLoopDriver):
             self.intended_ns[index] = self.launched_ns[index] = time.perf_counter_ns()
         current = asyncio.current_task()
         if not self.connections and all(task is current or task.done() for task in self._opening):
+            self.stopped = "the target is gone: nobody listens there any more" if any(self.status) else ""
             self._settled.set()
 
 

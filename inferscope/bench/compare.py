@@ -24,7 +24,7 @@ from inferscope.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from inferscope.bench.load import LoadResult
+    from inferscope.bench.result import LoadResult
     from inferscope.types import FloatArray
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "look_level",
     "parse_gates",
     "sequential",
+    "warned",
     "withhold",
 ]
 
@@ -104,6 +105,8 @@ class Verdict:
     """`interleaved`, or `sequential`: one run after the other, where a machine that changed meanwhile reads as a difference."""
     why: str = ""
     """Why there is no verdict."""
+    warning: str = ""
+    """What weakens the verdict."""
 
     def text(self) -> str:
         """The verdict in one line."""
@@ -111,7 +114,7 @@ class Verdict:
         if self.change is None or self.low is None or self.high is None:
             return f"{self.metric} {self.word}: {self.why}"
         signed = [f"{100 * value:+.1f}" for value in (self.change, self.low, self.high)]
-        because = f" ({self.why})" if self.why else ""
+        because = (f" ({self.why})" if self.why else "") + (f" [warning: {self.warning}]" if self.warning else "")
         return f"{self.metric} {self.word}: Δ {signed[0]} % [{signed[1]}, {signed[2]}], {self.blocks} {unit}{because}"
 
     def to_json(self) -> dict[str, Any]:
@@ -217,6 +220,11 @@ def judge(
 def withhold(verdict: Verdict, why: str) -> Verdict:
     """The verdict with its numbers but without its word, and why."""
     return replace(verdict, word=INCONCLUSIVE, why=why)
+
+
+def warned(verdict: Verdict, warning: str) -> Verdict:
+    """The verdict with what weakens it."""
+    return replace(verdict, warning=warning)
 
 
 class _Comparison:

@@ -19,20 +19,30 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from inferscope.bench.golden import plain
-from inferscope.bench.load import LoadPlan, LoadResult, arrivals
-from inferscope.bench.process import usage
+from inferscope.bench.load import schedule
+from inferscope.bench.resources import Sampler, look, summary
+from inferscope.bench.result import ARRAYS, LoadPlan, LoadResult
+from inferscope.bench.steady import Watch, counts
 from inferscope.errors import InferscopeError
 from inferscope.record import core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-__all__ = ["GOLDEN", "MOST_REQUESTS", "Outcome", "bind", "find", "measure"]
+    from inferscope.bench.steady import Event
+    from inferscope.device.memory import Memory
+    from inferscope.device.nvml import Card
+
+__all__ = ["GOLDEN", "MOST_REQUESTS", "Outcome", "Surroundings", "bind", "find", "measure", "recovered"]
 
 GOLDEN: Final = 64
 """So many inputs are answered once before the load, for the check of outputs."""
 MOST_REQUESTS: Final = 2_000_000
 _LEAD_NS: Final = 50_000_000
+IDLE_S: Final = 0.5
+SINGLE_S: Final = 5.0
+"""One at a time takes no longer than that."""
 _INPUTS: Final = "give --inputs FILE, one JSON value a line"
 _ORDER: Final = 65_536
 _NAMES: Final = ("batch_size", "input_len", "precision", "model", "seed")
@@ -47,10 +57,29 @@ class Outcome:
     """Of the first inputs, as JSON types; empty when they were not asked for."""
     errors: dict[str, int]
     """Exceptions by type."""
-    cpu_cores: float | None
-    """CPU seconds a second, of the whole process."""
-    memory: dict[str, int] | None
-    """`static_bytes` before the load, `peak_bytes`, `dynamic_bytes` = peak - static."""
+    resources: dict[str, Any]
+    """See `resources.summary`."""
+    baseline: dict[str, Any] | None
+    """Idle and one request at a time, before the load; None when it was not asked for."""
+    events: list[Event]
+    """Compilations, tunings and driver allocations under load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the process around the function lends to its measurement.
+
+    Args:
+        cards: what tells of the cards.
+        allocators: what torch's allocators hold, of each device in use.
+        spool: where finished requests are kept as they come, so that they survive the process; None keeps none.
+        hangs: called when no call returned for the plan's `drain_s`; may end the process.
+    """
+
+    cards: Callable[[], Sequence[Card]] | None = None
+    allocators: Callable[[], Sequence[Memory]] = tuple
+    spool: Path | None = None
+    hangs: Callable[[str], object] | None = None
 
 
 def find(target: str) -> Callable[..., Any]:
@@ -136,6 +165,9 @@ class _Shared:
     end_ns: int
     lock: threading.Lock = field(default_factory=threading.Lock)
     next: int = 0
+    under_way: int = 0
+    kept: int = 0
+    """Rows that lie in the spool."""
     rows: list[tuple[int, int, int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int, int, int]])
     errors: Counter[str] = field(default_factory=Counter[str])
 
@@ -158,6 +190,8 @@ def _work(shared: _Shared, request: Callable[[str], Any]) -> None:
         if now < due:
             time.sleep((due - now) / 1e9)
             launched = time.perf_counter_ns()
+        with shared.lock:
+            shared.under_way += 1
         sent, status = time.perf_counter_ns(), 200
         try:
             with request("bench"):
@@ -165,10 +199,97 @@ def _work(shared: _Shared, request: Callable[[str], Any]) -> None:
         except Exception as error:  # noqa: BLE001  (what fails is counted, and the run goes on)
             status = 500
             shared.errors[type(error).__qualname__] += 1
-        shared.rows.append((index, due, launched, sent, time.perf_counter_ns(), status))
+        done = time.perf_counter_ns()
+        with shared.lock:
+            shared.under_way -= 1
+        shared.rows.append((index, due, launched, sent, done, status))
 
 
-def measure(plan: LoadPlan, target: str, settings: dict[str, Any], inputs: Sequence[Any], *, golden: bool) -> Outcome:
+def _baseline(call: Callable[[int], Any], most: int, cards: Callable[[], Sequence[Card]] | None) -> dict[str, Any]:
+    """The process at rest, and requests one at a time, unseen by inferscope."""
+    with Sampler(os.getpid(), cards, 0.1) as idle:
+        time.sleep(IDLE_S)
+    core.default.enabled, was = False, core.default.enabled
+    latency: list[float] = []
+    end = time.perf_counter() + SINGLE_S
+    try:
+        while len(latency) < most and (began := time.perf_counter()) < end:
+            call(len(latency))
+            latency.append((time.perf_counter() - began) * 1e3)
+    except Exception:  # noqa: BLE001  (a function that fails is found out by the load)
+        latency = []
+    finally:
+        core.default.enabled = was
+    return baseline_of(summary(idle.samples), latency)
+
+
+def baseline_of(idle: dict[str, Any], latency_ms: Sequence[float]) -> dict[str, Any]:
+    """Both baselines as data; None where nothing was measured."""
+    ordered = sorted(latency_ms)
+    single = {
+        "requests": len(ordered),
+        "p50_ms": ordered[(len(ordered) - 1) // 2] if ordered else None,
+        "min_ms": min(ordered, default=None),
+    }
+    return {"idle": {name: idle[name] for name in ("cpu_cores", "host_cpu_cores", "memory", "device")}, "single": single}
+
+
+def _keep(spool: Path, shared: _Shared) -> None:
+    """Append the rows that are new since the last time."""
+    rows = shared.rows[shared.kept :]
+    if rows:
+        with spool.open("ab") as file:
+            file.write(np.array(rows, dtype=np.int64).tobytes())
+        shared.kept += len(rows)
+
+
+def recovered(plan: LoadPlan, spool: Path, stopped: str) -> LoadResult | None:
+    """What a process that died had measured; None when that is nothing."""
+    try:
+        content = spool.read_bytes()
+    except OSError:
+        return None
+    rows = np.reshape(np.frombuffer(content[: len(content) // 48 * 48], dtype=np.int64), (-1, 6))
+    if not rows.size:
+        return None
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    return LoadResult(plan, **{name: rows[:, column] for column, name in enumerate(ARRAYS, 1)}, stopped=stopped)
+
+
+class _Look:
+    """What is done beside the load, ten times a second: keep what is finished, notice that nothing finishes."""
+
+    def __init__(self, shared: _Shared, around: Surroundings, patience_s: float) -> None:
+        self._shared, self._around, self._patience_s = shared, around, patience_s
+        self._rows, self._since = 0, max(time.perf_counter(), shared.start_ns / 1e9)
+
+    def __call__(self) -> None:
+        shared, now = self._shared, time.perf_counter()
+        if self._around.spool is not None:
+            _keep(self._around.spool, shared)
+        if len(shared.rows) != self._rows or not shared.under_way:
+            self._rows, self._since = len(shared.rows), now
+        elif self._around.hangs is not None and now - self._since > self._patience_s:
+            self._around.hangs(f"{shared.under_way} calls are under way and none returned for {now - self._since:.1f} s")
+
+
+def _schedule(plan: LoadPlan) -> tuple[list[int] | None, int]:
+    if plan.mode == "open":
+        due = schedule(plan).tolist()
+        return due, len(due)
+    return None, plan.requests or MOST_REQUESTS
+
+
+def measure(
+    plan: LoadPlan,
+    target: str,
+    settings: dict[str, Any],
+    inputs: Sequence[Any],
+    *,
+    golden: bool,
+    baseline: int = 0,
+    around: Surroundings | None = None,
+) -> Outcome:
     """Run the plan on the function, in this process.
 
     Args:
@@ -177,10 +298,13 @@ def measure(plan: LoadPlan, target: str, settings: dict[str, Any], inputs: Seque
         settings: values for the names that the function may ask for.
         inputs: what it is given.
         golden: whether to keep its outputs for the first inputs.
+        baseline: how many requests to make one at a time first, after a look at the idle process; 0 leaves both out.
+        around: what the process lends.
 
     Raises:
         InferscopeError: the target cannot be called as asked, or fails for the inputs of the check.
     """
+    around = around or Surroundings()
     size = int(settings.get("batch_size") or 1)
     call = bind(find(target), settings, with_input=bool(inputs))
     outputs: list[Any] = []
@@ -191,27 +315,19 @@ def measure(plan: LoadPlan, target: str, settings: dict[str, Any], inputs: Seque
             raise
         except Exception as error:
             raise InferscopeError(f"{target} fails: {type(error).__name__}: {error}") from error
-    offsets: list[int] | None = None
-    limit = plan.requests or MOST_REQUESTS
-    if plan.mode == "open":
-        due = arrivals(plan.rate, plan.seconds, plan.seed, plan.process)[: plan.requests or None]
-        offsets, limit = [int(each) for each in due], due.size
-    before = usage(os.getpid(), children=False)
-    cpu, start = time.process_time(), time.perf_counter_ns() + (_LEAD_NS if offsets is not None else 0)
-    shared = _Shared(_requests(call, inputs, size, plan.seed), offsets, limit, start, start + int(plan.seconds * 1e9))
-    with ThreadPoolExecutor(plan.connections) as pool:
+    requests = _requests(call, inputs, size, plan.seed)
+    before = _baseline(requests, baseline, around.cards) if baseline else None
+    offsets, limit = _schedule(plan)
+    static = look(os.getpid(), around.cards, 0.0)
+    start = time.perf_counter_ns() + (_LEAD_NS if offsets is not None else 0)
+    shared = _Shared(requests, offsets, limit, start, start + int(plan.seconds * 1e9))
+    with (
+        Watch(lambda: counts(around.allocators()), also=_Look(shared, around, plan.drain_s)) as watch,
+        Sampler(os.getpid(), around.cards) as sampler,
+        ThreadPoolExecutor(plan.connections) as pool,
+    ):
         for client in [pool.submit(_work, shared, core.default.request) for _ in range(plan.connections)]:
             client.result()
-    spent, lasted = time.process_time() - cpu, (time.perf_counter_ns() - start) / 1e9
-    after = usage(os.getpid(), children=False)
-    shared.rows.sort()
-    rows = np.reshape(np.array(shared.rows, dtype=np.int64), (-1, 6))
-    load = LoadResult(plan, *(rows[:, column] for column in range(1, 6)))
-    memory = None
-    if before is not None and after is not None:
-        memory = {
-            "static_bytes": before.resident_bytes,
-            "peak_bytes": after.peak_bytes,
-            "dynamic_bytes": max(after.peak_bytes - before.resident_bytes, 0),
-        }
-    return Outcome(load, outputs, dict(shared.errors), spent / lasted if lasted > 0 else None, memory)
+    rows = np.reshape(np.array(sorted(shared.rows), dtype=np.int64), (-1, 6))
+    load = LoadResult(plan, **{name: rows[:, column] for column, name in enumerate(ARRAYS, 1)}, stopped="")
+    return Outcome(load, outputs, dict(shared.errors), summary(sampler.samples, static), before, watch.events)

@@ -13,16 +13,27 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from inferscope.bench.compare import INCONCLUSIVE, Block, judge, look_level
-from inferscope.bench.load import measure
 from inferscope.bench.metrics import generator_bound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from inferscope.bench.compare import Gate, Verdict
-    from inferscope.bench.load import LoadPlan, LoadResult
+    from inferscope.bench.result import LoadPlan, LoadResult
 
-__all__ = ["LEAST_PAIRS", "Arm", "Outcome", "block_of", "measure_block", "order", "summary", "until_decided"]
+__all__ = [
+    "LEAST_PAIRS",
+    "Arm",
+    "Outcome",
+    "block_of",
+    "kept",
+    "measure_block",
+    "order",
+    "rejudged",
+    "restored",
+    "summary",
+    "until_decided",
+]
 
 Arm = Literal["a", "b"]
 LEAST_PAIRS: Final = 20
@@ -67,7 +78,8 @@ def until_decided(
         clock: seconds.
         seed: of the resampling.
     """
-    began, blocks = clock(), {"a": list[Block](), "b": list[Block]()}
+    began = clock()
+    blocks: dict[Arm, list[Block]] = {"a": [], "b": []}
     decided: dict[str, Verdict] = {}
     found: list[Verdict] = []
     looks: list[int] = []
@@ -77,14 +89,54 @@ def until_decided(
             for arm in order(len(blocks["a"]) if len(blocks["a"]) == len(blocks["b"]) else 0):
                 blocks[arm].append(measured(arm, len(blocks[arm])))
             late = clock() - began >= max_s
-        level = look_level(len(looks), None if extend else 1)
         looks.append(len(blocks["a"]))
-        found = [decided.get(each.metric, each) for each in judge(blocks["a"], blocks["b"], gates, level=level, seed=seed)]
-        decided |= {each.metric: each for each in found if each.word != INCONCLUSIVE}
+        found = _look(blocks, gates, len(looks) - 1, decided, extend=extend, seed=seed)
         if len(decided) == len(found) or not extend:
             break
         target *= 2
-    return Outcome(found, len(blocks["a"]), looks, {"a": blocks["a"], "b": blocks["b"]})
+    return Outcome(found, len(blocks["a"]), looks, blocks)
+
+
+def _look(
+    blocks: dict[Arm, list[Block]], gates: Sequence[Gate], number: int, decided: dict[str, Verdict], *, extend: bool, seed: int
+) -> list[Verdict]:
+    """Judge what is there at the number-th look (from 0); what was decided before stands, what is decided now is added to it."""
+    level = look_level(number, None if extend else 1)
+    found = [decided.get(each.metric, each) for each in judge(blocks["a"], blocks["b"], gates, level=level, seed=seed)]
+    decided |= {each.metric: each for each in found if each.word != INCONCLUSIVE}
+    return found
+
+
+def rejudged(blocks: dict[Arm, list[Block]], looks: Sequence[int], gates: Sequence[Gate], *, extend: bool, seed: int) -> list[Verdict]:
+    """The verdicts again, from the blocks of a comparison that is over: what an auditor recomputes.
+
+    Args:
+        blocks: all of them.
+        looks: numbers of pairs at which it was judged.
+        gates: what was judged.
+        extend: as it was measured.
+        seed: of the resampling.
+    """
+    decided: dict[str, Verdict] = {}
+    found: list[Verdict] = []
+    for number, pairs in enumerate(looks):
+        there: dict[Arm, list[Block]] = {"a": blocks["a"][:pairs], "b": blocks["b"][:pairs]}
+        found = _look(there, gates, number, decided, extend=extend, seed=seed)
+    return found
+
+
+def kept(block: Block) -> dict[str, Any]:
+    """A block as data that `restored` reads back to the nanosecond."""
+    return {"latency_ns": np.rint(block.latency_ms * 1e6).astype(np.int64).tolist(), "failed": block.failed, "seconds": block.seconds}
+
+
+def restored(row: dict[str, Any]) -> Block:
+    """A block that `kept` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is damaged.
+    """
+    return Block(np.asarray(row["latency_ns"], dtype=np.int64) / 1e6, int(row["failed"]), float(row["seconds"]))
 
 
 def block_of(result: LoadResult, settle_s: float) -> Block:
@@ -97,10 +149,19 @@ def block_of(result: LoadResult, settle_s: float) -> Block:
     return Block((result.done_ns - result.intended_ns)[fine] / 1e6, int(np.count_nonzero(kept & ~result.fine)), seconds)
 
 
-def measure_block(plan: LoadPlan, bodies: Sequence[bytes], pair: int, settle_s: float, *, limit_ms: float) -> tuple[Block, str | None]:
-    """One block over HTTP, with the arrivals and inputs of its pair; and why it says more about the generator, if it does.
+def measure_block(
+    measure: Callable[[LoadPlan, Sequence[bytes]], LoadResult],
+    plan: LoadPlan,
+    bodies: Sequence[bytes],
+    pair: int,
+    settle_s: float,
+    *,
+    limit_ms: float,
+) -> tuple[Block, str | None]:
+    """One block, with the arrivals and inputs of its pair; and why it says more about the generator, if it does.
 
     Args:
+        measure: runs a plan, as `Generators.measure` does.
         plan: the load of every block; its seed and the pair's number make the block's.
         bodies: JSON bodies; none means GET.
         pair: the pair's number.
@@ -108,7 +169,7 @@ def measure_block(plan: LoadPlan, bodies: Sequence[bytes], pair: int, settle_s: 
         limit_ms: see `metrics.generator_bound`.
 
     Raises:
-        subprocess.CalledProcessError: the generator failed.
+        ServiceError: the generator failed.
     """
     result = measure(replace(plan, seed=plan.seed * 100_003 + pair), bodies)
     return block_of(result, settle_s), generator_bound(result, limit_ms=limit_ms)

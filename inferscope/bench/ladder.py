@@ -1,38 +1,144 @@
-"""Climbing load step by step: when to stop, and which step was the last worth taking."""
+"""Climbing load step by step: when to stop, which step was the last worth taking, and how much a service can take under an objective."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from inferscope.bench.acceptance import Objective
 
-__all__ = ["knee", "over"]
+__all__ = ["MaxRate", "climb", "find_max_rate", "knee", "over"]
+
+Rung = dict[str, Any]
+"""`rung` (clients or requests/s), `metrics`, `acceptance` (verdicts as data), `problems`."""
+_MOST_RUNGS: Final = 24
+_KEEPS_UP: Final = 0.95
+"""Of the offered rate, so much must be answered while it is offered."""
+GENERATOR: Final = "the generator"
+SERVICE: Final = "the service"
 
 
-def over(rung: dict[str, Any], objectives: Sequence[Objective]) -> bool:
-    """Whether to climb no further: more than 1 % of errors, or a P99 over three times its limit."""
-    share, p99 = rung["metrics"]["error_rate"]["share"], rung["metrics"]["latency"]["p99"]["ms"]
+def failing(rung: Rung) -> bool:
+    """Whether more than 1 % of the requests failed."""
+    share: float | None = rung["metrics"]["error_rate"]["share"]
+    return share is None or share > 0.01
+
+
+def over(rung: Rung, objectives: Sequence[Objective]) -> bool:
+    """Whether to climb no further: more than 1 % of errors, a P99 over three times its limit, or a target that is gone."""
+    p99: float | None = rung["metrics"]["latency"]["p99"]["ms"]
     limits = [each.limit for each in objectives if each.metric == "p99"]
-    return share is None or share > 0.01 or (p99 is not None and any(p99 > 3 * limit for limit in limits))
+    return failing(rung) or bool(rung.get("stopped")) or (p99 is not None and any(p99 > 3 * limit for limit in limits))
 
 
-def knee(rungs: Sequence[dict[str, Any]]) -> int | None:
+def gains(before: tuple[int, float], rung: int, rate: float) -> bool:
+    """Whether a rung has at least 10 % more throughput for each doubling."""
+    return rate / before[1] >= math.pow(1.1, math.log2(rung / before[0]))
+
+
+def knee(rungs: Sequence[Rung]) -> int | None:
     """The last rung that met every objective and gained at least 10 % of throughput for each doubling; None when the first did not."""
     found: int | None = None
     before: tuple[int, float] | None = None
     for each in rungs:
         rate: float | None = each["metrics"]["throughput"]["requests_per_s"]
-        if (
-            rate is None
-            or (each["metrics"]["error_rate"]["share"] or 0) > 0.01
-            or any(row["word"] == "BROKEN" for row in each["acceptance"])
-        ):
+        if rate is None or failing(each) or any(row["word"] == "BROKEN" for row in each["acceptance"]):
             break
-        if before is not None and rate / before[1] < 1.1 ** math.log2(each["rung"] / before[0]):
+        if before is not None and not gains(before, each["rung"], rate):
             break
         found, before = each["rung"], (each["rung"], rate)
     return found
+
+
+def climb(measured: Callable[[int], Rung], rungs: Sequence[int], objectives: Sequence[Objective], *, to_knee: bool = False) -> list[Rung]:
+    """Measure rung by rung until one is over.
+
+    Args:
+        measured: measures one.
+        rungs: in rising order.
+        objectives: what decides when it is over.
+        to_knee: stop as well at the first rung that was not worth taking.
+    """
+    found: list[Rung] = []
+    for rung in rungs:
+        found.append(measured(rung))
+        if over(found[-1], objectives) or (to_knee and knee(found) != rung):
+            break
+    return found
+
+
+class MaxRate:
+    """What the search for the highest rate found."""
+
+    def __init__(self, rungs: list[Rung], rate: float | None, limited_by: str, beyond: float | None) -> None:
+        self.rungs = rungs
+        """In the order in which they were measured."""
+        self.rate = rate
+        """The highest at which every objective holds, requests/s; None when there is none."""
+        self.limited_by = limited_by
+        """`the service`, `the generator` (then a machine with more generators may show more), or `the search` when it ended first."""
+        self.beyond = beyond
+        """The lowest rate that does not hold; None when all did."""
+
+    def text(self) -> str:
+        """The result in one line."""
+        if self.rate is None:
+            return f"highest rate under the objectives: none; {self.beyond:g}/s is too much already, because of {self.limited_by}"
+        more = f"; {self.beyond:g}/s is too much for {self.limited_by}" if self.beyond is not None else "; no limit was reached"
+        return f"highest rate under the objectives: {self.rate:g}/s{more}"
+
+
+def holds(rung: Rung, offered: float) -> str:
+    """Empty when a rate holds, else what does not hold it: the generator, or the service."""
+    if any("generator-bound" in problem for problem in rung["problems"]):
+        return GENERATOR
+    rate = rung["metrics"]["throughput"]["requests_per_s"]
+    kept_up = rate is not None and rate >= _KEEPS_UP * rung["metrics"].get("offered_per_s", offered)
+    good = kept_up and not failing(rung) and not rung.get("stopped") and all(row["word"] == "HOLDS" for row in rung["acceptance"])
+    return "" if good else SERVICE
+
+
+def find_max_rate(
+    measured: Callable[[float, int], Rung], start: float, *, precision: float = 0.05, most: int = _MOST_RUNGS, ceiling: float = 1e6
+) -> MaxRate:
+    """The highest rate at which every objective holds: doubled until one does not, then halved in between (on the log scale).
+
+    A rate whose objectives stay INCONCLUSIVE is measured once more for twice as long; if it stays so, it does not hold.
+
+    Args:
+        measured: measures a rate for so many times the usual length.
+        start: the first rate.
+        precision: how close the two ends come, as a fraction.
+        most: rungs at most.
+        ceiling: no rate above this is tried.
+    """
+    rungs: list[Rung] = []
+    good: float | None = None
+    bad: float | None = None
+    why, rate = "the search", start
+    while len(rungs) < most:
+        rung = measured(rate, 1)
+        rungs.append(rung)
+        problem = holds(rung, rate)
+        if problem == SERVICE and {row["word"] for row in rung["acceptance"]} <= {"HOLDS", "INCONCLUSIVE"} and not failing(rung):
+            rung = measured(rate, 2)
+            rungs.append(rung)
+            problem = holds(rung, rate)
+        if problem:
+            bad, why = rate, problem
+        else:
+            good = rate
+        if bad is not None and good is not None and bad / good <= 1 + precision:
+            break
+        if bad is None and rate >= ceiling:
+            break
+        if good is None and bad is not None and bad <= start / 64:
+            break
+        rate = math.sqrt(good * bad) if good and bad else min(rate * 2, ceiling) if bad is None else rate / 2
+        rate = float(f"{rate:.3g}")
+        if rate in {good, bad}:
+            break
+    return MaxRate(rungs, good, why, bad)

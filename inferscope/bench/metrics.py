@@ -9,13 +9,16 @@ import numpy as np
 from inferscope.bench.closed_loop import corrected
 from inferscope.bench.compare import QUANTILES
 from inferscope.bench.stats import estimate, observed, proportion_bounds
+from inferscope.bench.steady import Event, last_event
 from inferscope.bench.warmup import mser5
 
 if TYPE_CHECKING:
-    from inferscope.bench.load import LoadResult
+    from collections.abc import Sequence
+
+    from inferscope.bench.result import LoadResult
     from inferscope.types import FloatArray
 
-__all__ = ["LAG_LIMIT_MS", "LAG_SHARE", "describe", "generator_bound", "little", "warm_up"]
+__all__ = ["LAG_LIMIT_MS", "LAG_SHARE", "cost_per_million", "describe", "generator_bound", "little", "warm_up"]
 
 LAG_LIMIT_MS: Final = 1.0
 LAG_SHARE: Final = 0.05
@@ -25,15 +28,29 @@ _JITTER_BLOCK: Final = 100
 _AGREE: Final = 0.10
 
 
-def warm_up(result: LoadResult, asked: int | None) -> tuple[int, str]:
+def warm_up(result: LoadResult, asked: int | None, events: Sequence[Event] = ()) -> tuple[int, str]:
     """How many leading requests to leave out, and how that was decided.
+
+    Steady is what MSER-5 calls steady and where nothing is compiled, tuned or newly allocated any more.
 
     Args:
         result: the whole run.
         asked: so many, or None to find out.
+        events: warm-up work that the target was seen to do, see `steady`.
     """
+    after, what = last_event(result, events)
     if asked is not None:
-        return min(asked, int(result.status.size)), f"the first {asked} requests, as asked"
+        late = f"; warm-up work went on after that: {what}, until request {after}" if after > asked else ""
+        return min(asked, int(result.status.size)), f"the first {asked} requests, as asked{late}"
+    cut, how = _mser(result)
+    if not what or after <= cut:
+        return cut, how
+    if 2 * after > result.status.size:
+        return cut, f"{how}; no steady state: {what} until request {after} of {result.status.size}"
+    return after, f"{how} after {cut} requests, then {what} until request {after}"
+
+
+def _mser(result: LoadResult) -> tuple[int, str]:
     fine = result.fine
     latency = ((result.done_ns - result.intended_ns)[fine]) / 1e6
     cut = mser5(latency)
@@ -145,3 +162,10 @@ def describe(result: LoadResult, *, skip: int = 0, items: int = 1, lag_limit_ms:
         fixed = np.sort(corrected(values, float(np.median(values))))
         found["corrected"] = {name: observed(fixed, quantile) for name, quantile in QUANTILES.items()}
     return found
+
+
+def cost_per_million(price_per_hour: float | None, requests_per_s: float | None) -> float | None:
+    """What a million requests cost at the measured throughput, in the unit of the price; None when either is unknown."""
+    if price_per_hour is None or not requests_per_s:
+        return None
+    return price_per_hour / 3600 / requests_per_s * 1e6

@@ -10,94 +10,37 @@ import selectors
 import ssl
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from inferscope.bench.patience import Patience
+from inferscope.bench.reply import ReplyParser
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
-__all__ = ["Connection", "OpenLoopDriver", "ReplyParser", "drive"]
+__all__ = ["LEAD_NS", "Connection", "Driver", "OpenLoopDriver", "ReplyParser", "drive"]
 
+LEAD_NS: Final = 50_000_000
+"""Between the first connections and the first arrival."""
 _OPENED_BEFOREHAND: Final = 16
-_LEAD_NS: Final = 50_000_000
+_AT_ONCE: Final = 64
+"""So many late requests are launched before answers are read again."""
 
 
-class ReplyParser:
-    """Reads one HTTP/1.1 answer after another from the bytes of a connection; keeps no body."""
+class Driver(Protocol):
+    """What sends a schedule: after `run`, one number a request in each list; 0 = never happened."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._reset()
-        self.close_after = False
-        """Whether the server closes the connection after this answer."""
+    intended_ns: list[int]
+    launched_ns: list[int]
+    sent_ns: list[int]
+    done_ns: list[int]
+    status: list[int]
+    stopped: str
+    """Why it stopped before the end; empty when it did not."""
 
-    def _reset(self) -> None:
-        self._status = 0
-        self._left = -1  # body bytes still to come; -1: head not read; -2: until the connection closes
-        self._chunked = False
-
-    def feed(self, data: bytes) -> int | None:
-        """Takes bytes; returns the status when they complete the answer, else None.
-
-        Raises:
-            ValueError: not HTTP.
-        """
-        self._buffer += data
-        if self._left == -1 and not self._head():
-            return None
-        complete = self._chunks() if self._chunked else self._body()
-        return self._finish() if complete else None
-
-    def at_close(self) -> int | None:
-        """The status of an answer whose end is the end of the connection, else None."""
-        return self._finish() if self._left == -2 else None
-
-    def _finish(self) -> int:
-        status = self._status
-        self._reset()
-        return status
-
-    def _head(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return False
-        lines = bytes(self._buffer[:end]).split(b"\r\n")
-        del self._buffer[: end + 4]
-        version, _, rest = lines[0].partition(b" ")
-        if not version.startswith(b"HTTP/1."):
-            raise ValueError(f"not an HTTP/1 answer: {lines[0][:40]!r}")
-        self._status = int(rest[:3])
-        if 100 <= self._status < 200:
-            return self._head()
-        headers = {name.strip().lower(): value.strip().lower() for name, _, value in (line.partition(b":") for line in lines[1:])}
-        self.close_after = headers.get(b"connection", b"") == b"close" or (version == b"HTTP/1.0" and b"connection" not in headers)
-        self._chunked = headers.get(b"transfer-encoding", b"") == b"chunked"
-        if self._chunked or self._status in {204, 304}:
-            self._left = 0
-        else:
-            self._left = int(headers.get(b"content-length", b"-2"))
-        return True
-
-    def _body(self) -> bool:
-        if self._left == -2:
-            self._buffer.clear()
-            return False
-        taken = min(self._left, len(self._buffer))
-        del self._buffer[:taken]
-        self._left -= taken
-        return self._left == 0
-
-    def _chunks(self) -> bool:
-        while True:
-            line_end = self._buffer.find(b"\r\n")
-            if line_end < 0:
-                return False
-            size = int(bytes(self._buffer[:line_end]).split(b";")[0], 16)
-            whole = line_end + 2 + size + 2
-            if len(self._buffer) < whole:
-                return False
-            del self._buffer[:whole]
-            if size == 0:
-                return True
+    def run(self) -> Coroutine[Any, Any, None]:
+        """Runs the schedule and waits for the last answers."""
+        ...
 
 
 class Connection(asyncio.Protocol):
@@ -119,7 +62,8 @@ class Connection(asyncio.Protocol):
         """Writes a request."""
         assert self._transport is not None  # noqa: S101  connected before it is handed out
         self.request = index
-        self._driver.sent_ns[index] = time.perf_counter_ns()
+        self._driver.sent_ns[index] = now = time.perf_counter_ns()
+        self._driver.patience.sent(now)
         self._transport.write(payload)
 
     def data_received(self, data: bytes) -> None:
@@ -162,8 +106,9 @@ class OpenLoopDriver:
         payloads: whole requests, one for each arrival, head and body.
         offsets_ns: when each is due, from the start, ascending.
         connections: how many may be open at once.
-        drain_s: how long to wait for answers after the last arrival.
+        drain_s: how long to wait for answers after the last arrival, and for any answer at all before it is given up.
         tls: speak HTTPS; certificates are checked.
+        start_ns: when the schedule begins; default as soon as the first connections stand.
 
     After `run`, `intended_ns`, `launched_ns`, `sent_ns`, `done_ns` and `status` hold one number for each arrival; 0 = never happened.
     """
@@ -178,9 +123,12 @@ class OpenLoopDriver:
         connections: int,
         drain_s: float,
         tls: bool = False,
+        start_ns: int | None = None,
     ) -> None:
         self._host, self._port, self._payloads, self._offsets = host, port, payloads, offsets_ns
-        self._limit, self._drain_s = connections, drain_s
+        self._limit, self._drain_s, self._start_ns = connections, drain_s, start_ns
+        self.patience = Patience(drain_s)
+        self.stopped = ""
         self._idle: list[Connection] = []
         self.connections: set[Connection] = set()
         """What is open now."""
@@ -200,13 +148,32 @@ class OpenLoopDriver:
         self._loop = asyncio.get_running_loop()
         self._settled, self._emptied = asyncio.Event(), asyncio.Event()
         await asyncio.gather(*(self._connect() for _ in range(min(_OPENED_BEFOREHAND, self._limit))))
-        start = time.perf_counter_ns() + _LEAD_NS
+        start = time.perf_counter_ns() + LEAD_NS if self._start_ns is None else self._start_ns
         self.intended_ns = [start + offset for offset in self._offsets]
+        self.patience.begin(start)
         self._pump()
         if self._unsettled:
             limit_s = (self.intended_ns[-1] - time.perf_counter_ns()) / 1e9 + self._drain_s
-            await asyncio.wait([self._loop.create_task(self._settled.wait())], timeout=limit_s)
+            await self._wait(limit_s)
         await self._close()
+        if self.stopped:
+            self._forget(self._next)
+
+    async def _wait(self, limit_s: float) -> None:
+        """Until everything is settled, the time is over, or the target is gone."""
+        settled = self._loop.create_task(self._settled.wait())
+        deadline = time.perf_counter_ns() + int(limit_s * 1e9)
+        while (now := time.perf_counter_ns()) < deadline and not settled.done():
+            await asyncio.wait([settled], timeout=min(0.5, (deadline - now) / 1e9))
+            if not settled.done():
+                self.stopped = self.patience.over(time.perf_counter_ns())
+            if self.stopped:
+                return
+
+    def _forget(self, count: int) -> None:
+        """Requests from `count` on were never launched."""
+        for name in ("intended_ns", "launched_ns", "sent_ns", "done_ns", "status"):
+            del getattr(self, name)[count:]
 
     async def _close(self) -> None:
         self._waiting.clear()
@@ -220,7 +187,9 @@ class OpenLoopDriver:
 
     def _pump(self) -> None:
         """Launches what is due and sets the timer for the next."""
-        while self._next < len(self.intended_ns):
+        for _ in range(_AT_ONCE):
+            if self._next >= len(self.intended_ns) or self.stopped:
+                return
             now = time.perf_counter_ns()
             wait_ns = self.intended_ns[self._next] - now
             if wait_ns > 0:
@@ -234,6 +203,7 @@ class OpenLoopDriver:
             else:
                 self._waiting.append(index)
                 self._grow()
+        self._loop.call_soon(self._pump)
 
     def _grow(self) -> None:
         if len(self.connections) + len(self._opening) < self._limit:
@@ -253,7 +223,7 @@ class OpenLoopDriver:
     def connect_failed(self) -> None:
         """Nobody listens: the longest waiting request failed."""
         if self._waiting:
-            self.answered(self._waiting.popleft(), 0, 0)
+            self.answered(self._waiting.popleft(), 0, time.perf_counter_ns())
 
     def idle_again(self, connection: Connection) -> None:
         """Gives a free connection to the longest waiting request."""
@@ -268,6 +238,7 @@ class OpenLoopDriver:
         if index is None:
             return
         self.status[index], self.done_ns[index] = status, now if status else 0
+        self.patience.ended(now, answered=bool(status), sent=bool(self.sent_ns[index]))
         self._unsettled -= 1
         if self._unsettled == 0:
             self._settled.set()
@@ -284,7 +255,7 @@ class OpenLoopDriver:
             self._grow()
 
 
-def drive(driver: OpenLoopDriver) -> None:
+def drive(driver: Driver) -> None:
     """Runs the driver in an event loop of its own, whose timers are exact to microseconds.
 
     `select()` takes microseconds where epoll rounds a timer up to the next millisecond; it also limits file descriptors to 1024.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Usage", "usage"]
+__all__ = ["Usage", "host_cpu_s", "listening", "usage"]
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -60,3 +60,35 @@ def usage(pid: int, *, children: bool = True) -> Usage | None:
         peak += int(sizes.get("VmHWM", 0)) * 1024
         seen = True
     return Usage(cpu, resident, peak) if seen else None
+
+
+def host_cpu_s() -> float | None:
+    """CPU seconds that the whole machine has spent on work since it started; None when /proc does not tell."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    except (OSError, IndexError):
+        return None
+    # user, nice, system, irq, softirq, steal; not idle and iowait. Guests are in user.
+    return sum(int(fields[index]) for index in (0, 1, 2, 5, 6, 7)) / _TICKS
+
+
+def listening(port: int) -> int | None:
+    """The process on this machine that listens on a TCP port, the eldest of several; None when none of ours does or /proc does not tell."""
+    inodes: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+        except OSError:
+            continue
+        inodes |= {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+    if not inodes:
+        return None
+    holders: list[tuple[int, int]] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            held = any(str(each.readlink()) in inodes for each in (folder / "fd").iterdir())
+            if held:
+                holders.append((int((folder / "stat").read_text().rpartition(")")[2].split()[19]), int(folder.name)))
+        except OSError:
+            continue  # another user's, or gone
+    return min(holders)[1] if holders else None

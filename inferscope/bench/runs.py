@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from inferscope.bench.fingerprint import digest, fingerprint, settings_hashes
-from inferscope.bench.load import LoadResult
+from inferscope.bench.hardware import machine_parts
+from inferscope.bench.result import LoadResult
 from inferscope.errors import EvidenceError, InferscopeError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-__all__ = ["KIND", "SCHEMA", "Run", "differences", "machine", "read", "save"]
+__all__ = ["KIND", "SCHEMA", "Run", "changed", "differences", "machine", "read", "save"]
 
 SCHEMA: Final = 1
 KIND: Final = "inferscope.run"
@@ -34,6 +35,7 @@ WORKLOAD: Final = (
 """What two runs must have in common; target, model and commit are what is compared."""
 MACHINE: Final = (
     "python", "implementation", "free_threaded", "machine", "kernel", "cpu", "cpus", "affinity", "cpu_quota", "governor", "libraries", "settings",
+    "gpu", "transparent_hugepages", "numa_nodes", "threads",
 )  # fmt: skip
 
 
@@ -59,8 +61,8 @@ class Run:
 
 
 def machine() -> dict[str, Any]:
-    """The fingerprint of this process with hashes of its settings, hashed as a whole."""
-    found = {**fingerprint(), "settings": settings_hashes()}
+    """The fingerprint of this process and machine with hashes of its settings, hashed as a whole."""
+    found = {**fingerprint(), **machine_parts(), "settings": settings_hashes()}
     found["sha256"] = digest(found)
     return found
 
@@ -129,7 +131,30 @@ def differences(base: Run, candidate: Run, *, vary: Collection[str] = ()) -> lis
         ours = {key: each for name in names for key, each in _flat(base.document[part].get(name), name).items()}
         theirs = {key: each for name in names for key, each in _flat(candidate.document[part].get(name), name).items()}
         for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key) != theirs.get(key) and key not in vary:
+            if ours.get(key) != theirs.get(key) and key not in vary and key.replace("settings.", "environment variable ") not in vary:
                 shown = "" if key.startswith("settings.") else f": {ours.get(key)} → {theirs.get(key)}"
                 found.append(f"{key.replace('settings.', 'environment variable ')}{shown}")
     return found
+
+
+def changed(base: Run, candidate: Run, *, vary: Collection[str] = ()) -> list[str]:
+    """What was changed on purpose between two runs: what is measured, its code, and what `vary` names. More than one says not which did it.
+
+    Args:
+        base: the run before.
+        candidate: the run after.
+        vary: names of further variables that are meant to differ.
+    """
+    ours, theirs = base.document, candidate.document
+    found: list[str] = []
+    if ours["settings"].get("target") != theirs["settings"].get("target"):
+        found.append("target")
+    if any(ours["settings"].get(name) != theirs["settings"].get(name) for name in ("model", "model_sha256")):
+        found.append("model")
+    sources: list[dict[str, Any]] = [each.get("source") or {} for each in (ours, theirs)]
+    if sources[0].get("commit") != sources[1].get("commit"):
+        found.append("code (commit)")
+    elif any(each.get("dirty") for each in sources):
+        found.append("code (uncommitted)")
+    named = {line.partition(":")[0] for line in differences(base, candidate)}
+    return found + sorted(named & set(vary))

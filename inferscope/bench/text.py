@@ -14,9 +14,23 @@ if TYPE_CHECKING:
 
     from inferscope.bench.compare import Verdict
 
-__all__ = ["REPORTS", "junit", "markdown_table", "milliseconds", "put", "run_lines", "run_markdown", "verdict_markdown"]
+__all__ = [
+    "REPORTS",
+    "baseline_lines",
+    "junit",
+    "markdown_table",
+    "milliseconds",
+    "put",
+    "run_cases",
+    "run_lines",
+    "run_markdown",
+    "verdict_markdown",
+]
 
-REPORTS: Final = ("p50", "p90", "p95", "p99", "p999", "throughput", "jitter", "error_rate", "cpu", "memory", "gpu_util", "gpu_mem")
+REPORTS: Final = (
+    "p50", "p90", "p95", "p99", "p999", "throughput", "jitter", "error_rate", "cpu", "memory", "gpu_util", "gpu_mem", "cost",
+)  # fmt: skip
+_CAUSES: Final = 3
 _SYMBOLS: Final = {"IMPROVED": "✅", "REGRESSED": "❌", "NO CHANGE": "=", "INCONCLUSIVE": "❔", "INCORRECT": "❌", "INCOMPARABLE": "❔"}
 
 
@@ -72,18 +86,53 @@ def _rows(document: dict[str, Any], wanted: Sequence[str]) -> list[tuple[str, st
                 )
             )
         elif name == "memory":
-            rows.append(_memory(process.get("memory")))
+            rows.append(_memory("memory", process.get("memory"), "the process is not ours; name it with --pid"))
+        elif name == "cost":
+            rows.append(_cost(document))
         else:
-            rows.append(("GPU memory" if name == "gpu_mem" else "GPU utilisation", "n/a", "nothing measures it here"))
+            rows += _device(name, document.get("device"))
     return rows
 
 
-def _memory(memory: dict[str, int] | None) -> tuple[str, str, str]:
+def _cost(document: dict[str, Any]) -> tuple[str, str, str]:
+    cost = document.get("cost_per_million")
+    if cost is None:
+        return "cost", "n/a", "state the price of an hour with --price"
+    price = document["settings"]["price_per_hour"]
+    return "cost", f"{cost:.4g}", f"a million requests, at {price:g} an hour and this throughput"
+
+
+def _device(name: str, device: dict[str, Any] | None) -> list[tuple[str, str, str]]:
+    """What the driver tells of the cards; what the process knows of its own devices; n/a where neither does."""
+    label = "GPU memory" if name == "gpu_mem" else "GPU utilisation"
+    if device is None:
+        return [(label, "n/a", "nothing measures it here")]
+    rows: list[tuple[str, str, str]] = []
+    if name == "gpu_mem":
+        if device["memory"] is not None:
+            rows.append(_memory(label, device["memory"], ""))
+        for each in device["devices"]:
+            known = {key: each[key] for key in ("static_bytes", "peak_bytes", "dynamic_bytes") if each[key] is not None}
+            own = _memory(f"{each['device']} memory", known if len(known) == 3 else None, "its allocator does not tell")
+            rows.append(own)
+    else:
+        if device["utilization"] is not None:
+            busy = "n/a" if device["busy"] is None else f"{100 * device['busy']:.0f} %"
+            rows.append((label, f"{100 * device['utilization']:.0f} %", f"mean of the busiest card; busy {busy} of the time"))
+        for each in device["devices"]:
+            own_share = each["busy_own"]
+            rows.append(
+                (f"{each['device']} busy", "n/a" if own_share is None else f"{100 * own_share:.0f} %", "by this process's own timed work")
+            )
+    return rows or [(label, "n/a", "nothing measures it here")]
+
+
+def _memory(label: str, memory: dict[str, int] | None, unknown: str) -> tuple[str, str, str]:
     if memory is None:
-        return "memory", "n/a", "the process is not ours; name it with --pid"
+        return label, "n/a", unknown
     megabytes = {name: value / 1e6 for name, value in memory.items()}
     return (
-        "memory",
+        label,
         f"{megabytes['peak_bytes']:.1f} MB peak",
         f"static {megabytes['static_bytes']:.1f} MB, dynamic {megabytes['dynamic_bytes']:.1f} MB",
     )
@@ -108,14 +157,60 @@ def _remarks(document: dict[str, Any]) -> list[str]:
     if metrics["lag_p99_ms"] is not None:
         lines.append(f"latency counts from the intended start; the generator's own lateness has a P99 of {metrics['lag_p99_ms']:.3f} ms")
     lines.append(f"warm-up: {document['warmup']['cut']} requests left out, {document['warmup']['method']}")
-    lines += [
-        f"stage {each['name']}: {each['count']} times, P50 {milliseconds(each['p50_ms'])}, P99 {milliseconds(each['p99_ms'])}"
-        for each in document.get("stages", [])
-    ]
+    lines += baseline_lines(document.get("baseline"))
+    lines += [_stage(each) for each in document.get("stages", [])]
+    lines += _inside(document.get("inside"))
     lines += [f"objective {each['text']}" for each in document.get("acceptance", [])]
     if document.get("golden"):
         lines.append(f"outputs {document['golden']['text']}")
     return lines
+
+
+def baseline_lines(baseline: dict[str, Any] | None) -> list[str]:
+    """The service at rest and asked once at a time, in a line each."""
+    if baseline is None:
+        return []
+    idle, single = baseline["idle"], baseline["single"]
+    cores, memory = idle["cpu_cores"], idle["memory"]
+    lines = [
+        f"idle: {'n/a' if cores is None else f'{cores:.2f} cores'}, "
+        f"{'n/a' if memory is None else '%.1f MB' % (memory['static_bytes'] / 1e6)}"
+        + ("" if idle["host_cpu_cores"] is None else f"; the machine {idle['host_cpu_cores']:.2f} cores")
+    ]
+    if single["p50_ms"] is not None:
+        lines.append(
+            f"one request at a time: P50 {milliseconds(single['p50_ms'])}, least {milliseconds(single['min_ms'])} of {single['requests']}"
+        )
+    return lines
+
+
+def _stage(each: dict[str, Any]) -> str:
+    if each.get("mean_ms") is not None:
+        return f"stage {each['name']}: {each['count']} times, mean {milliseconds(each['mean_ms'])}"
+    return f"stage {each['name']}: {each['count']} times, P50 {milliseconds(each['p50_ms'])}, P99 {milliseconds(each['p99_ms'])}"
+
+
+def _inside(inside: dict[str, Any] | None) -> list[str]:
+    """Why the tail is what it is, as the inferscope in the target says."""
+    if inside is None:
+        return []
+    lines = [f"inside: {inside['verdict']}"]
+    for each in sorted(inside["attribution"], key=lambda row: -row["share"])[:_CAUSES]:
+        between = "" if each["ci"] is None else f" [{100 * each['ci'][0]:.0f}, {100 * each['ci'][1]:.0f}]"
+        lines.append(
+            f"tail: {each['name']} {100 * each['share']:.0f} %{between} of what it takes longer, {milliseconds(each['tail_ms'])} there"
+        )
+    return lines
+
+
+def run_cases(document: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """A run's objectives, outputs and validity as JUnit cases: name, outcome, message."""
+    outcomes = {"HOLDS": "passed", "BROKEN": "failed", "INCONCLUSIVE": "skipped"}
+    cases = [(each["objective"], outcomes[each["word"]], each["text"]) for each in document.get("acceptance", [])]
+    if document.get("golden"):
+        cases.append(("outputs", "passed" if document["golden"]["correct"] else "failed", document["golden"]["text"]))
+    valid = "; ".join(document["problems"])
+    return [*cases, ("valid run", "skipped" if valid else "passed", valid or "nothing speaks against it")]
 
 
 def _title(document: dict[str, Any]) -> str:
@@ -178,7 +273,7 @@ def verdict_markdown(title: str, verdicts: Sequence[Verdict], remarks: Sequence[
                 interval,
                 f"{100 * each.tolerance:g} %",
                 symbol,
-                each.why,
+                "; ".join(filter(None, (each.why, each.warning))),
             )
         )
     head = ("metric", "base", "candidate", "change", "interval", "tolerance", "verdict", "")

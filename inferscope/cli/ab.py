@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from inferscope.bench import compare, golden, interleave, probe, runs
 from inferscope.bench.compare import INCOMPARABLE, INCONCLUSIVE, INCORRECT, Verdict
+from inferscope.bench.generators import Generators
 from inferscope.bench.inprocess import GOLDEN
-from inferscope.bench.load import LoadPlan, measure
+from inferscope.bench.result import LoadPlan
 from inferscope.bench.targets import Service, ServiceError, free_port
-from inferscope.cli import quantities
+from inferscope.cli import inside, proof, quantities
 from inferscope.cli.output import emit
 from inferscope.cli.progress import Progress
 from inferscope.errors import InferscopeError
@@ -74,8 +76,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--max-lag", type=quantities.seconds, default=1e-3, metavar="T", help="bearable P99 of the generator's own lateness (1ms)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of arrivals, inputs and resampling (0)")
+    parser.add_argument("--run", type=Path, metavar="FILE", help="a run of version a by 'inferscope bench', for the evidence")
     parser.add_argument("--md", nargs="?", const="-", metavar="FILE", help="as Markdown")
     parser.add_argument("--junit", metavar="FILE", help="as JUnit XML")
+    parser.add_argument(
+        "--no-inside",
+        action="store_true",
+        help="do not ask the inferscope in the versions, if there is one, why their tails are what they are",
+    )
+    proof.arguments(parser)
 
 
 @dataclass(slots=True)
@@ -85,6 +94,8 @@ class _Version:
     name: interleave.Arm
     service: Service
     url: str
+    within: inside.Inside
+    """Its own state directory, where an inferscope in it keeps evidence."""
 
 
 def _version(options: argparse.Namespace, name: interleave.Arm, scratch: Path) -> _Version:
@@ -96,8 +107,11 @@ def _version(options: argparse.Namespace, name: interleave.Arm, scratch: Path) -
         words = [word.replace("{port}", str(port)) for word in shlex.split(command)]
     except ValueError as error:
         raise InferscopeError(f"--{name} {command}: {error}") from error
-    service = Service(words, port, {}, Path.cwd(), scratch / f"{name}.log", options.start_time, options.health)
-    return _Version(name, service, options.url.replace("{port}", str(port)))
+    state = scratch / f"state-{name}"
+    state.mkdir()
+    environment = {"INFERSCOPE_STATE_DIR": str(state)}
+    service = Service(words, port, environment, Path.cwd(), scratch / f"{name}.log", options.start_time, options.health)
+    return _Version(name, service, options.url.replace("{port}", str(port)), inside.Inside(state))
 
 
 def _start(version: _Version) -> None:
@@ -116,6 +130,7 @@ class _Session:
     options: argparse.Namespace
     bodies: tuple[bytes, ...]
     versions: dict[interleave.Arm, _Version]
+    generators: Generators
     lagging: list[str]
     blocks: int = 0
 
@@ -142,7 +157,7 @@ class _Session:
     def warm(self, version: _Version) -> None:
         """Load that is not measured."""
         probe.ask(version.url, self.bodies[0] if self.bodies else None)
-        measure(self.plan(version, self.options.warmup), self.bodies)
+        self.generators.measure(self.plan(version, self.options.warmup), self.bodies)
 
     def block(self, arm: interleave.Arm, pair: int) -> Block:
         """Measure one block."""
@@ -150,9 +165,8 @@ class _Session:
         with self.serving(version):
             self.check(version)
             limit_ms = self.options.max_lag * 1e3
-            found, bound = interleave.measure_block(
-                self.plan(version, self.options.block), self.bodies, pair, self.options.settle, limit_ms=limit_ms
-            )
+            plan, settle = self.plan(version, self.options.block), self.options.settle
+            found, bound = interleave.measure_block(self.generators.measure, plan, self.bodies, pair, settle, limit_ms=limit_ms)
             self.check(version)
         self.blocks += 1
         if bound:
@@ -166,6 +180,15 @@ class _Session:
             version.service.check()
         except ServiceError as error:
             raise ServiceError(f"version {version.name}: {error}") from error
+
+    def causes(self) -> dict[str, Any]:
+        """Why each version's tail is what it is, where there is an inferscope in it that says."""
+        found: dict[str, Any] = {}
+        for name, version in self.versions.items():
+            if version.within.there:
+                once = replace(self.plan(version, 10.0), mode="closed", connections=1, requests=inside.EXTRA)
+                found[name] = version.within.ask(partial(self.generators.measure, once, self.bodies))
+        return found
 
     def outputs(self) -> golden.Agreement:
         """Whether both answer the same."""
@@ -185,17 +208,19 @@ def run(options: argparse.Namespace) -> int:
     bodies = quantities.lines(options.inputs) if options.inputs else ()
     progress = Progress(quiet=options.json == "-" or options.md == "-")
     before = runs.machine()
-    try:
-        with _orderly(), tempfile.TemporaryDirectory(prefix="inferscope-ab-") as scratch:
-            value, verdicts = _compare(options, bodies, Path(scratch), progress)
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines()
-        raise InferscopeError(f"the load generator failed: {said[-1] if said else error.returncode}") from error
-    after = runs.machine()
-    if before["sha256"] != after["sha256"]:
-        changed = ", ".join(name for name in before if before[name] != after.get(name) and name != "sha256")
-        verdicts.insert(0, _whole("machine", INCOMPARABLE, f"changed meanwhile: {changed}"))
-    value |= {"fingerprint": before, "written_unix_ns": time.time_ns(), "verdicts": [each.to_json() for each in verdicts]}
+    with _orderly(), tempfile.TemporaryDirectory(prefix="inferscope-ab-") as scratch, Generators() as generators:
+        value, verdicts = _compare(options, bodies, Path(scratch), generators, progress)
+        after = runs.machine()
+        if before["sha256"] != after["sha256"]:
+            changed = ", ".join(name for name in before if before[name] != after.get(name) and name != "sha256")
+            verdicts.insert(0, _whole("machine", INCOMPARABLE, f"changed meanwhile: {changed}"))
+        value |= {"fingerprint": before, "written_unix_ns": time.time_ns(), "verdicts": [each.to_json() for each in verdicts]}
+        cause: dict[str, Any] = value.get("inside", {}).get("a", {})
+        incident = Path(cause["path"]) if cause.get("path") else None
+        kept = proof.write(options, value, run=options.run, incident=incident)
+        if kept is not None:
+            value["evidence"] = kept
+    value.pop("samples", None)  # every request of every block is in the evidence, and nowhere else
     _show(options, value, verdicts)
     return compare.exit_code(verdicts)
 
@@ -219,10 +244,10 @@ def _whole(metric: str, word: str, why: str) -> Verdict:
 
 
 def _compare(
-    options: argparse.Namespace, bodies: tuple[bytes, ...], scratch: Path, progress: Progress
+    options: argparse.Namespace, bodies: tuple[bytes, ...], scratch: Path, generators: Generators, progress: Progress
 ) -> tuple[dict[str, Any], list[Verdict]]:
-    versions = {name: _version(options, name, scratch) for name in ("a", "b")}
-    session = _Session(options, bodies, {"a": versions["a"], "b": versions["b"]}, [])
+    versions: dict[interleave.Arm, _Version] = {"a": _version(options, "a", scratch), "b": _version(options, "b", scratch)}
+    session = _Session(options, bodies, versions, generators, [])
     value: dict[str, Any] = {
         "schema": 1,
         "kind": "inferscope.comparison",
@@ -230,6 +255,10 @@ def _compare(
         "order": "abba",
         "a": options.a,
         "b": options.b,
+        "gates": [asdict(gate) for gate in options.gate],
+        "extend": not options.no_extend,
+        "seed": options.seed,
+        "inputs_sha256": hashlib.sha256(b"\n".join(bodies)).hexdigest() if bodies else None,
     }
     with versions["a"].service, versions["b"].service:
         if not options.alternate:
@@ -247,11 +276,15 @@ def _compare(
             found = interleave.until_decided(
                 session.block, options.gate, pairs=options.pairs, extend=not options.no_extend, max_s=options.max_time, seed=options.seed
             )
+        if not options.no_inside and not options.alternate:
+            with progress.part("asking the versions why their tails are what they are"):
+                value["inside"] = session.causes()
     verdicts = found.verdicts
     if len(session.lagging) > _LAGGING * session.blocks:
         why = f"{len(session.lagging)} of {session.blocks} blocks are {session.lagging[-1]}"
         verdicts = [_withheld(each, why) for each in verdicts]
     value |= {"pairs": found.pairs, "looks": found.looks, "generator_bound_blocks": len(session.lagging)}
+    value["samples"] = {arm: [interleave.kept(each) for each in blocks] for arm, blocks in found.blocks.items()}
     value["blocks"] = {arm: [interleave.summary(each) for each in blocks] for arm, blocks in found.blocks.items()}
     return value, verdicts
 
@@ -260,12 +293,21 @@ def _withheld(verdict: Verdict, why: str) -> Verdict:
     return compare.withhold(verdict, why) if verdict.word != INCONCLUSIVE else verdict
 
 
+def _bottleneck(found: dict[str, Any]) -> list[str]:
+    """What each tail is made of: after a fix another cause comes first."""
+    causes = {name: inside.top_cause(found.get(name)) for name in ("a", "b")}
+    return [f"top cause of {name}: {cause}" for name, cause in causes.items() if cause]
+
+
 def _show(options: argparse.Namespace, value: dict[str, Any], verdicts: list[Verdict]) -> None:
     remarks = (
         [f"interleaved blocks, order A B B A, looks at {', '.join(map(str, value.get('looks', [])))} pairs"] if value.get("looks") else []
     )
     if verdicts[-1].metric != "outputs":
         remarks += [f"outputs {value['outputs']['text']}"] if "outputs" in value else ["outputs were not compared"]
+    remarks += _bottleneck(value.get("inside", {}))
+    if "evidence" in value:
+        remarks.append(f"evidence: {value['evidence']['path']}, root hash {value['evidence']['root_sha256']}")
     quantities.write_verdicts(options, f"A/B: {options.a} against {options.b}", verdicts, remarks)
     shown = "\n".join([*(each.text() for each in verdicts), *remarks])
     emit(options, value, "" if options.md == "-" else shown)

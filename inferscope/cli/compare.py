@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferscope.bench import compare, runs
 from inferscope.bench.compare import INCONCLUSIVE, INCORRECT, Verdict
-from inferscope.cli import quantities
+from inferscope.cli import inside, proof, quantities
 from inferscope.cli.output import emit
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="compare whatever differs; the output says what")
     parser.add_argument("--md", nargs="?", const="-", metavar="FILE", help="as Markdown")
     parser.add_argument("--junit", metavar="FILE", help="as JUnit XML")
+    proof.arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -45,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
         "written_unix_ns": time.time_ns(),
         "inputs": [{"path": each.path, "sha256": each.sha256} for each in (base, candidate)],
         "differences": differing,
+        "changed": runs.changed(base, candidate, vary=options.vary),
+        "gates": [asdict(gate) for gate in options.gate],
         "forced": bool(differing and options.force),
         "verdicts": [],
     }
@@ -55,12 +59,27 @@ def run(options: argparse.Namespace) -> int:
         emit(options, value, "INCOMPARABLE")
         return 5
     verdicts = _verdicts(base, candidate, options.gate)
+    if len(value["changed"]) > 1:
+        warning = f"{len(value['changed'])} variables changed ({', '.join(value['changed'])}), so it cannot be said which of them did it"
+        verdicts = [compare.warned(each, warning) for each in verdicts]
     value["verdicts"] = [each.to_json() for each in verdicts]
     remarks = ["sequential: the runs were made one after the other, so what the machine did in between is part of the difference"]
+    remarks += [f"changed: {', '.join(value['changed'])}"] if value["changed"] else []
+    remarks += _bottleneck(base, candidate)
+    kept = proof.write(options, value, run=options.base, candidate=options.candidate)
+    if kept is not None:
+        value["evidence"] = kept
+        remarks.append(f"evidence: {kept['path']}, root hash {kept['root_sha256']}")
     remarks += [f"forced although the runs differ in {each}" for each in differing]
     quantities.write_verdicts(options, f"{base.name} against {candidate.name}", verdicts, remarks)
     emit(options, value, "" if options.md == "-" else "\n".join([*(each.text() for each in verdicts), *remarks]))
     return compare.exit_code(verdicts)
+
+
+def _bottleneck(base: Run, candidate: Run) -> list[str]:
+    """What the tail is made of before and after: the bottleneck moves."""
+    causes = [inside.top_cause(each.document.get("inside")) for each in (base, candidate)]
+    return [f"top cause {when}: {cause}" for when, cause in zip(("before", "now"), causes, strict=True) if cause]
 
 
 def _verdicts(base: Run, candidate: Run, gates: tuple[compare.Gate, ...]) -> list[Verdict]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from inferscope.bench.compare import Verdict
 
-__all__ = ["checked", "count", "ladder", "lines", "rate", "seconds", "write_verdicts"]
+__all__ = ["checked", "count", "ladder", "lines", "price", "rate", "seconds", "whole", "write_verdicts"]
 
 T = TypeVar("T")
 _DURATION: Final = re.compile(r"([0-9.]+)(ms|s|m)?\Z")
@@ -52,6 +52,22 @@ def count(value: str) -> int:
     if not value.isascii() or not value.isdigit() or not 0 < int(value) <= 10_000_000:
         raise argparse.ArgumentTypeError(f"{value!r} is no whole number from 1 to 10 000 000")
     return int(value)
+
+
+def whole(value: str) -> int:
+    """A whole number from 0."""
+    return 0 if value == "0" else count(value)
+
+
+def price(value: str) -> float:
+    """Money an hour."""
+    try:
+        found = float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1e9:
+        raise argparse.ArgumentTypeError(f"{value!r} is no price of an hour")
+    return found
 
 
 def rate(value: str) -> float:

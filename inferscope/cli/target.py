@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from inferscope import api
-from inferscope.bench import inprocess
-from inferscope.bench.load import LoadPlan
-from inferscope.errors import InferscopeError
+from inferscope import api, integration
+from inferscope.bench import child, inprocess
+from inferscope.bench.resources import Cards
+from inferscope.bench.result import LoadPlan
+from inferscope.detect.slo import SLO
+from inferscope.device.events import timer
+from inferscope.device.memory import AllocatorMonitor
+from inferscope.diagnose.incident import diagnose, to_dict
+from inferscope.errors import EvidenceError, InferscopeError
+from inferscope.types import Breach
+
+if TYPE_CHECKING:
+    from inferscope.bench.result import LoadResult
+    from inferscope.device.memory import Memory
 
 __all__ = ["main"]
+
+REQUEST = "bench"
 
 
 def _stages() -> list[dict[str, Any]]:
@@ -30,18 +44,99 @@ def _stages() -> list[dict[str, Any]]:
     ]
 
 
+def _rooms() -> Any:
+    running = api._current()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  (our own command line looks inside its own process)
+    return None if running is None else running.rooms
+
+
+def _breach(load: LoadResult, objective: dict[str, float] | None) -> Breach:
+    """The question for the diagnosis: why is the tail of this run what it is?"""
+    from_ns, to_ns = int(load.intended_ns[0]), int(load.done_ns.max())
+    slo = SLO(REQUEST, **objective) if objective else None  # type: ignore[arg-type]
+    threshold, quantile = (slo.threshold_ms, slo.quantile) if slo is not None else (0.0, 0.99)
+    return Breach("bench", REQUEST, REQUEST, threshold, quantile, from_ns, to_ns, time.time_ns(), load.status.size, 0, "manual", 0.0, 1.0)
+
+
+def _inside(rooms: Any, load: LoadResult, objective: dict[str, float] | None) -> dict[str, Any]:
+    """Why the tail is what it is, from what inferscope kept of the load: the diagnosis, without captures."""
+    breach = _breach(load, objective)
+    document = rooms.horizon.evidence(REQUEST, breach.onset_ns, breach.detected_ns)
+    document["copies"], document["gc"] = integration.copies(), rooms.gc.evidence()
+    document["device"] = rooms.device.evidence(breach.onset_ns, breach.detected_ns)
+    found = to_dict(diagnose(breach, [document], service="inferscope-bench"))
+    return {name: found[name] for name in ("verdict", "attribution", "withheld", "what_if", "findings", "notes")}
+
+
+def _device(rooms: Any, load: LoadResult, static: list[Memory]) -> dict[str, Any] | None:
+    """Of each device that the function used: its own busy share and what torch's allocator held; None when it used none."""
+    found = rooms.device.evidence(int(load.intended_ns[0]), int(load.done_ns.max()))
+    before = {row.device: row for row in static}
+    rows: list[dict[str, Any]] = []
+    for row in found["memory"]:
+        first = before.get(row["device"])
+        start = first.allocated_bytes if first is not None else row["allocated_bytes"]
+        peak = row["allocated_peak_bytes"]
+        rows.append(
+            {
+                "device": row["device"],
+                "busy_own": found["own_spans"].get(row["device"]),
+                "static_bytes": start,
+                "peak_bytes": peak,
+                "dynamic_bytes": None if peak is None or start is None else max(peak - start, 0),
+                "reserved_bytes": row["reserved_bytes"],
+            }
+        )
+    return {"busy": found["busy"], "source": found["source"], "devices": rows} if rows or found["busy"] is not None else None
+
+
 def _measure(asked: dict[str, Any]) -> dict[str, Any]:
-    plan = LoadPlan(**asked["plan"])
-    found = inprocess.measure(plan, asked["target"], asked["settings"], asked["inputs"], golden=asked["golden"])
+    plan, objective = LoadPlan(**asked["plan"]), asked["objective"]
+    cards, allocators = Cards(), AllocatorMonitor(timer)
+    static: list[Memory] = []
+
+    def rows() -> list[Memory]:
+        now = allocators.sample()
+        static.extend(row for row in now if row.device not in {each.device for each in static})
+        return now
+
+    def hangs(why: str) -> None:
+        sys.stdout.write(f"\n{why}\n")
+        sys.stdout.flush()
+        os._exit(child.HANGS)  # the threads that hang would keep the process alive
+
+    around = inprocess.Surroundings(cards, rows, Path(asked["spool"]), hangs)
+    inputs, baseline = asked["inputs"], asked["baseline"]
+    found = inprocess.measure(plan, asked["target"], asked["settings"], inputs, golden=asked["golden"], baseline=baseline, around=around)
+    cards.close()
     api.flush(2.0)
-    return {
+    rooms = _rooms()
+    value: dict[str, Any] = {
         "load": found.load.to_json(),
         "outputs": found.outputs,
         "errors": found.errors,
-        "cpu_cores": found.cpu_cores,
-        "memory": found.memory,
+        "resources": found.resources,
+        "baseline": found.baseline,
+        "events": found.events,
         "stages": _stages(),
+        "device": None,
+        "inside": None,
     }
+    if rooms is not None and found.load.fine.any():
+        rooms.device.monitor()
+        value["device"] = _device(rooms, found.load, static)
+        api.shutdown(2.0)  # nobody adds to the evidence while it is read
+        try:
+            value["inside"] = _inside(rooms, found.load, objective)
+        except EvidenceError as error:
+            value["inside"] = {
+                "verdict": f"n/a: {error}",
+                "attribution": [],
+                "withheld": str(error),
+                "what_if": [],
+                "findings": [],
+                "notes": [],
+            }
+    return value
 
 
 def main(arguments: list[str]) -> int:
@@ -49,7 +144,11 @@ def main(arguments: list[str]) -> int:
     ask, answer, state = (Path(each) for each in arguments)
     asked = json.loads(ask.read_text("utf-8"))
     sys.path.insert(0, os.getcwd())  # noqa: PTH109  (what `python -m` puts there is lost when PYTHONSAFEPATH is set)
-    api.configure(service="inferscope-bench", state_dir=state, capture=False, export=False)
+    objective = asked["objective"]
+    slo = SLO(REQUEST, **objective) if objective else None
+    api.configure(service="inferscope-bench", slo=slo, state_dir=state, capture=False, export=False, diagnose="off")
+    with contextlib.suppress(InferscopeError):
+        api.instrument("torch", "copies")
     try:
         found = _measure(asked)
     except (InferscopeError, ValueError) as error:

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from inferscope.bench import compare, interleave, load
+from inferscope.bench import compare
 from inferscope.bench.compare import Block
 from inferscope.bench.interleave import block_of, order, until_decided
 from inferscope.bench.load import LoadPlan, LoadResult
@@ -76,8 +76,7 @@ def test_one_look_may_spend_all_of_the_five_percent():
     assert found.verdicts[0].level == 0.95
 
 
-def test_two_services_are_compared_in_turn(command, functions, capsys, monkeypatch):
-    monkeypatch.setattr(interleave, "measure", load.generate)  # a process a block would take longer than the blocks
+def test_two_services_are_compared_in_turn(command, functions, capsys):
     words = ["ab", "--a", command(0.004), "--b", command(0.012), "--inputs", "inputs.jsonl", "--gate", "p50:20%", "--no-extend"]
     assert main([*words, *SHORT, "--junit", "junit.xml", "--json"]) == 1
     value = json.loads(capsys.readouterr().out)
