@@ -11,6 +11,7 @@ import abc
 import functools
 import importlib.metadata
 import importlib.util
+import math
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -28,13 +29,28 @@ if TYPE_CHECKING:
 
     from inferscope.patching import Patch
 
-__all__ = ["EXCLUDED_PATHS", "GROUP", "Integration", "Registry", "record_copy", "record_wait", "recorder", "registry", "stand_in"]
+__all__ = [
+    "EXCLUDED_PATHS",
+    "GROUP",
+    "Integration",
+    "Registry",
+    "record_copy",
+    "record_shape",
+    "record_wait",
+    "recorder",
+    "registry",
+    "stand_in",
+]
 
 GROUP: Final = "inferscope.integrations"
 EXCLUDED_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics", "/favicon.ico"})
 """HTTP paths that are no work of the service; they appear in no signal."""
 _copies: dict[tuple[str, str | None], list[int]] = {}
 _COPY_SITES: Final = 64
+_SHAPES: Final = 8192
+_shapes: list[tuple[int, tuple[int, ...], bool] | None] = [None] * _SHAPES
+"""By request id modulo its length."""
+_met: set[tuple[int, ...]] = set()
 
 
 class Integration(abc.ABC):
@@ -260,7 +276,8 @@ def stand_in(kind: str, original: Any, patch: Patch, slow: Callable[..., Any], *
         original: The method that is replaced.
         patch: The ledger's.
         slow: Does all of it in Python; runs while `timer.enabled`, and always where the compiled core is missing.
-        **more: `timer`, an object with `enabled`; `note(began_ns, result, self, *args, **kwargs)` of `move`; for `forward` the ContextVar
+        **more: `timer`, an object with `enabled`; `note(began_ns, result, self, *args, **kwargs)` of `move`, and of `forward` where it
+            gets 0 and None first; for `forward` the ContextVar
             `inside`, `names` ({id(module): (anything, stage)}) and the common stage's `name`.
     """
     make = getattr(core.default, "_stand_in", None)
@@ -322,6 +339,40 @@ def copies() -> list[dict[str, Any]]:
 def forget_copies() -> None:
     """Start the copy totals afresh: in a forked child and in tests."""
     _copies.clear()
+    _met.clear()
+    _shapes[:] = [None] * _SHAPES
+
+
+def record_shape(shape: tuple[int, ...]) -> None:
+    """Tell of the shape of what the current request gives to a model; without a size of its own, the request gets its number of elements.
+
+    Args:
+        shape: Of the first input.
+    """
+    request = core.default.current()
+    if request is None:
+        return
+    number = request.id
+    before = _shapes[number % _SHAPES]
+    new = shape not in _met
+    if before is not None and before[0] == number:  # the first model of several is the one that the input is of
+        if new:
+            _shapes[number % _SHAPES] = (number, before[1], True)
+    else:
+        _shapes[number % _SHAPES] = (number, shape, new)
+        if request.size is None:
+            request.size = float(math.prod(shape))
+    if new and len(_met) < _SHAPES:
+        _met.add(shape)
+
+
+def shape_of(request_id: int) -> tuple[tuple[int, ...], bool] | None:
+    """Shape that a recent request gave to its first model, and whether any model met a shape in it for the first time; None when it is not known.
+
+    A shape counts as new once; after 8192 shapes every other one does.
+    """
+    held = _shapes[request_id % _SHAPES]
+    return (held[1], held[2]) if held is not None and held[0] == request_id else None
 
 
 def record_wait(queue: str, start_ns: int, end_ns: int) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from inferscope.host.cgroup import Cgroup
 from inferscope.host.gil import PERIOD_S, Sampler
 from inferscope.host.scheduling import Scheduling
+from inferscope.integration import shape_of
 from inferscope.types import Reason
 
 if TYPE_CHECKING:
@@ -46,12 +47,16 @@ class HostWatch:
         self._slow: deque[RequestRecord] = deque(maxlen=slow)
         self._ordinary: deque[RequestRecord] = deque(maxlen=ordinary)
         self._first_ns: int | None = None
+        self._shapes: dict[int, tuple[tuple[int, ...], bool]] = {}
 
     def tick(self, now_ns: int, records: Iterable[RequestRecord], lock_sites: Iterable[LockSite] = ()) -> None:
         """Take a window's retained requests and the sites of contended holds, and read the counters; on the worker."""
         if self.sampler.armed:
             self.sampler.look_for(site.site for site in lock_sites)
         for record in records:
+            shape = shape_of(record.id)
+            if shape is not None:
+                self._shapes[record.id] = shape
             if self._first_ns is None or record.start_ns < self._first_ns:
                 self._first_ns = record.start_ns
             if record.profiled:
@@ -60,6 +65,8 @@ class HostWatch:
                 self._slow.append(record)
             elif record.reasons & Reason.RESERVOIR:
                 self._ordinary.append(record)
+        while len(self._shapes) > 2 * (self._slow.maxlen or 0) + 2 * (self._ordinary.maxlen or 0):
+            del self._shapes[next(iter(self._shapes))]
         self.scheduling.tick(now_ns)
         self.cgroup.tick(now_ns)
 
@@ -89,7 +96,7 @@ class HostWatch:
             to_ns: End, monotonic.
         """
         kept = [
-            _request(record)
+            _request(record, self._shapes.get(record.id))
             for held in (list(self._slow), list(self._ordinary))
             for record in held
             if record.key.request == request and from_ns < record.start_ns + record.wall_ns <= to_ns
@@ -142,6 +149,7 @@ class HostWatch:
         self.cgroup.reset()
         self._slow.clear()
         self._ordinary.clear()
+        self._shapes.clear()
         self._first_ns = None
 
 
@@ -149,7 +157,7 @@ def _text(numbers: array[int]) -> str:
     return base64.b64encode(numbers.tobytes()).decode("ascii")
 
 
-def _request(record: RequestRecord) -> dict[str, Any]:
+def _request(record: RequestRecord, shape: tuple[tuple[int, ...], bool] | None) -> dict[str, Any]:
     return {
         "id": record.id,
         "start_ns": record.start_ns,
@@ -158,6 +166,8 @@ def _request(record: RequestRecord) -> dict[str, Any]:
         "slow": bool(record.reasons & Reason.BREACH),
         "thread": record.thread_id,
         "size": record.size,
+        "shape": None if shape is None else list(shape[0]),
+        "new_shape": None if shape is None else shape[1],
         "items": record.items,
         "error": record.error,
         "cpu_ns": record.cpu_ns,

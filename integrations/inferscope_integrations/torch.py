@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from inferscope.device.backends import captures
 from inferscope.device.events import timer
-from inferscope.integration import Integration, recorder, stand_in
+from inferscope.integration import Integration, record_shape, recorder, stand_in
 from inferscope.slots import slots
 
 if TYPE_CHECKING:
@@ -80,6 +80,18 @@ def _begin(args: tuple[Any, ...], kwargs: dict[str, Any], stage: str) -> _OnDevi
         return None
 
 
+def _note_shape(_began: int, _result: object, _module: object, *args: Any, **kwargs: Any) -> None:
+    """Note the shape of the first input, its own or its first part's."""
+    value: Any = args[0] if args else next(iter(kwargs.values()), None)
+    if isinstance(value, (list, tuple)):
+        value = next(iter(value), None)
+    elif isinstance(value, dict):
+        value = next(iter(value.values()), None)
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        record_shape(shape)
+
+
 def _end(begun: _OnDevice, stage: str, result: Any) -> None:
     """Mark the end; a forward whose result lies on another device has no device time, since its events saw one device only."""
     channel, started, batch, memory = begun
@@ -127,11 +139,13 @@ class TorchIntegration(Integration):
                             result = original(self, *args, **kwargs)
                         finally:
                             _end(begun, name, result)
+                        with contextlib.suppress(Exception):  # an input that only looks like a tensor
+                            _note_shape(0, None, self, *args, **kwargs)
                         return result
                 finally:
                     _inside.reset(token)
 
-            return stand_in("forward", original, patch, __call__, timer=timer, inside=_inside, names=_names, name=FORWARD)
+            return stand_in("forward", original, patch, __call__, timer=timer, note=_note_shape, inside=_inside, names=_names, name=FORWARD)
 
         ledger.replace(torch.nn.Module, "__call__", make)
         _watch_captures(torch, ledger)

@@ -195,6 +195,8 @@ class Reader:
             sweep.add(thread, tid)
         pairs = self._synchronous()
         kernels = self.timeline.kernels(names) if len(self.timeline) else ()
+        launches = self._launches(waits)
+        self.threads.clear()  # the largest part of what is held, before the next largest is made
         collectives = self._ranked(base)
         first = self._device()
         return TraceSummary(
@@ -222,7 +224,7 @@ class Reader:
             stages_device_ms=self.timeline.stage_times(sweep.launched),
             kernels=kernels,
             sync_sites=sweep.sites(),
-            idle=self.timeline.idle(self._launches(waits)),
+            idle=self.timeline.idle(launches),
             small_kernels=self.timeline.small() if kernels else None,
             shapes=self._shapes(),
             graphs=sum(self.regions.values()),

@@ -50,6 +50,34 @@ static inline int is_inside(const Decorated *d) {
     return inside == Py_True;
 }
 
+/* note(began_ns, result, self, *args, **kwargs); what it raises is dropped unless it is an interrupt. */
+SLOW_PATH static int tell(const Decorated *d, int64_t began, PyObject *result, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    Py_ssize_t total = n + (kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames));
+    PyObject **all = PyMem_Malloc((size_t)(total + 2) * sizeof *all), *start = PyLong_FromLongLong(began), *told = NULL;
+    if (all != NULL && start != NULL) {
+        all[0] = start;
+        all[1] = result;
+        memcpy(all + 2, args, (size_t)total * sizeof *all);
+        told = PyObject_Vectorcall(extra(d, NOTE), all, (size_t)n + 2, kwnames);
+    }
+    PyMem_Free(all);
+    Py_XDECREF(start);
+    Py_XDECREF(told);
+    if (told != NULL)
+        return 0;
+    if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+static inline int in_request(const Decorated *d) {
+    Request *current = request_current(d->rec);
+    int open = current != NULL && current->open;
+    Py_XDECREF(current);
+    return open;
+}
+
 static PyObject *timed_forward(Decorated *d, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     PyObject *span = recorder_stage((PyObject *)d->rec, stage_name(d, args[0]));
     PyObject *token = PyContextVar_Set(extra(d, INSIDE), Py_True);
@@ -72,6 +100,8 @@ static PyObject *timed_forward(Decorated *d, PyObject *const *args, size_t nargs
     Py_DECREF(span);
     if (UNLIKELY(result == NULL))
         PyErr_Restore(type, value, traceback);
+    else if (extra(d, NOTE) != Py_None && in_request(d) && UNLIKELY(tell(d, 0, Py_None, args, PyVectorcall_NARGS(nargsf), kwnames) < 0))
+        Py_CLEAR(result);
     return result;
 }
 
@@ -82,27 +112,6 @@ static PyObject *call_forward(PyObject *self, PyObject *const *args, size_t narg
     if (UNLIKELY(says(extra(d, TIMER), str_enabled)))
         return PyObject_Vectorcall(extra(d, SLOW), args, nargsf, kwnames);
     return timed_forward(d, args, nargsf, kwnames);
-}
-
-/* note(began_ns, result, self, *args, **kwargs); what it raises is dropped unless it is an interrupt. */
-SLOW_PATH static int tell(const Decorated *d, int64_t began, PyObject *result, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
-    Py_ssize_t total = n + (kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames));
-    PyObject **all = PyMem_Malloc((size_t)(total + 2) * sizeof *all), *start = PyLong_FromLongLong(began), *told = NULL;
-    if (all != NULL && start != NULL) {
-        all[0] = start;
-        all[1] = result;
-        memcpy(all + 2, args, (size_t)total * sizeof *all);
-        told = PyObject_Vectorcall(extra(d, NOTE), all, (size_t)n + 2, kwnames);
-    }
-    PyMem_Free(all);
-    Py_XDECREF(start);
-    Py_XDECREF(told);
-    if (told != NULL)
-        return 0;
-    if (PyErr_Occurred() != NULL && !PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Clear();
-    return 0;
 }
 
 static PyObject *call_move(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
