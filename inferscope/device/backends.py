@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["BACKENDS", "Backend", "CaptureWatch", "captures", "relax_cuda_thread"]
+__all__ = ["BACKENDS", "Backend", "CaptureWatch", "captures", "cuda_query", "relax_cuda_thread"]
 
 _RELAXED: Final = 2  # cudaStreamCaptureModeRelaxed
+_NOT_READY: Final = 600  # cudaErrorNotReady
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,12 @@ class Backend:
     Attributes:
         off: Why its events are not used; empty when they are.
         relax: Called once in the harvesting thread, so that captures begun by C++ code, which the watch cannot see, survive its queries.
+        queries: Makes a question whether an event is done that leaves the interpreter's lock to others; None where there is none.
     """
 
     off: str = ""
     relax: Callable[[], bool] | None = None
+    queries: Callable[[], Callable[[Any], bool] | None] | None = None
 
 
 def _loaded(name: str) -> str | None:
@@ -57,12 +60,35 @@ def relax_cuda_thread() -> bool:
     return bool(exchange(ctypes.byref(mode)) == 0)
 
 
+def cuda_query() -> Callable[[Any], bool] | None:
+    """`cudaEventQuery` through ctypes, which releases the interpreter's lock; torch's own `query` holds it, and with a driver lock held elsewhere
+    (an allocation, a module that loads) the whole interpreter with it (pytorch#109074). None where the runtime is not found.
+    """
+    path = _loaded("libcudart.so")
+    runtime = None if path is None else ctypes.CDLL(path)
+    if runtime is None or not hasattr(runtime, "cudaEventQuery") or not hasattr(runtime, "cudaGetLastError"):
+        return None
+    ask, forget = runtime.cudaEventQuery, runtime.cudaGetLastError
+    ask.argtypes = [ctypes.c_void_p]
+
+    def done(event: Any) -> bool:
+        status = ask(event.event_id)
+        if status == 0:
+            return True
+        forget()  # as torch does: "not ready" stays this thread's last error otherwise
+        if status != _NOT_READY:
+            raise RuntimeError(f"cudaEventQuery: {status}")
+        return False
+
+    return done
+
+
 BACKENDS: Final[dict[str, Backend]] = {
     "cpu": Backend(off="the host has no device clock"),
     "meta": Backend(off="meta tensors run nowhere"),
     # elapsed_time can block, and a record commits the command buffer (pytorch#196395).
     "mps": Backend(off="reading an event can block on MPS"),
-    "cuda": Backend(relax=relax_cuda_thread),
+    "cuda": Backend(relax=relax_cuda_thread, queries=cuda_query),
 }
 """Rows that differ from the default one; what is not listed is tried, and its first span shows whether it works."""
 

@@ -28,7 +28,7 @@ class CopyTimes:
 
     def add(self, span: DeviceSpan) -> None:
         """Count one span, if it is a copy."""
-        if not span.name.startswith(PREFIX):
+        if span.exec_ns is None or not span.name.startswith(PREFIX):
             return
         key = (span.name[len(PREFIX) :], bool(span.flags & SpanFlag.PAGEABLE), bool(span.flags & SpanFlag.SYNC))
         row = self._rows.setdefault(key, [0.0] * 6)

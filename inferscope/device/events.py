@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from inferscope.clock import NS_PER_S, now_ns
 from inferscope.device.backends import BACKENDS, Backend
 from inferscope.device.memory import StageMemory
+from inferscope.types import SpanFlag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +38,8 @@ _MIX: Final = 2654435761  # Knuth's multiplicative hash: neighbouring request id
 
 Started: TypeAlias = tuple[Any, int, int, float, Any]
 """Event, id of its stream, instant before the record, weight, request."""
-Pending: TypeAlias = tuple[Any, Any, int, bool, int, int, str, Any, float, int, int]
-"""First and last event, id of the last stream, whether the first was on another, issue, return, name, request, weight, bytes, flags."""
+Pending: TypeAlias = tuple[Any, Any, int, bool, int, int, str, Any, float, int, int, int]
+"""First and last event, id of the last stream, whether the first was on another, issue, return, name, request, weight, bytes, flags, pin."""
 
 
 class Counts(NamedTuple):
@@ -66,13 +67,20 @@ class Channel:
     Attributes:
         off: Why this device is not timed any more; empty while it is.
         recorded: Spans that the harvester was told of.
+        done: Whether an event is done, as the harvester asks; a backend may have a better way than torch's.
         proven: Whether a span of this device was read successfully.
         inbox: Pending spans in the order of their last record, for the harvester.
         weight: What one span stands for at the moment.
     """
 
     def __init__(
-        self, device: Any, make_event: Callable[[], Any], stream_of: Callable[[int], Any], clock: Callable[[], int], per_second: int
+        self,
+        device: Any,
+        make_event: Callable[[], Any],
+        stream_of: Callable[[int], Any],
+        clock: Callable[[], int],
+        per_second: int,
+        pin: Callable[[Any], int] = lambda _request: 0,
     ) -> None:
         self.device, self.index = device, int(device.index)
         self.backend = BACKENDS.get(device.type, Backend())
@@ -83,7 +91,8 @@ class Channel:
         self.quarantine: list[Any] = []
         self.weight = 1.0
         self.created = self.recorded = self.delivered = self.drawn_out = self.dropped = self.lost = self.errors = self.elsewhere = 0
-        self._make_event = make_event
+        self.done: Callable[[Any], bool] = _done
+        self._make_event, self._pin = make_event, pin
         self._all: list[Any] = []
         # Bound once: each is called at every mark.
         self._clock, self._stream_of, self._take, self._tell = clock, stream_of, self.pool.popleft, self.inbox.append
@@ -156,7 +165,10 @@ class Channel:
             self.failed(error, first, last)
             return
         identity = stream.stream_id
-        self._tell((first, last, identity, identity != before, issue, self._clock(), name, request, weight, nbytes, flags))
+        returned = self._clock()
+        # Only who blocked on the device has time that what the device did may own.
+        pin = self._pin(request) if flags & SpanFlag.SYNC and request is not None else 0
+        self._tell((first, last, identity, identity != before, issue, returned, name, request, weight, nbytes, flags, pin))
 
     def abandon(self, started: Started) -> None:
         """Forget a start whose work failed or was none."""
@@ -241,6 +253,10 @@ class Channel:
         self.inbox.clear()
 
 
+def _done(event: Any) -> bool:
+    return bool(event.query())
+
+
 class DeviceTimer:
     """The channels of this process.
 
@@ -251,6 +267,7 @@ class DeviceTimer:
     Attributes:
         enabled: Whether spans are taken; the harvester switches it on, since nobody would read them without one.
         memory: What stages take of each device's memory.
+        pin: Holds a request back until the time that it blocked on a device is settled; from the harvester's recorder.
     """
 
     def __init__(self, clock: Callable[[], int] = now_ns, per_second: int = PER_SECOND) -> None:
@@ -260,6 +277,7 @@ class DeviceTimer:
         self._lock = threading.Lock()
         self.clock = clock
         self.memory = StageMemory(clock)
+        self.pin: Callable[[Any], int] | None = None
 
     def channel(self, device: Any) -> Channel | None:
         """The channel of a device that the application uses, or None: call it only with the device of a tensor that exists.
@@ -291,6 +309,7 @@ class DeviceTimer:
                     api._C._accelerator_getStream,  # noqa: SLF001
                     self.clock,
                     self._per_second,
+                    lambda request: 0 if self.pin is None else self.pin(request),
                 )
             return self.channels[device]
 

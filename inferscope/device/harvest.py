@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from inferscope import guard
 from inferscope.device.backends import CaptureWatch, captures
 from inferscope.device.events import RESERVE, Channel, DeviceTimer, Pending
+from inferscope.device.settling import Settler
 from inferscope.device.timeline import Busy, Timeline
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class DeviceSpan(NamedTuple):
     """When the stream reached it; None before the device's clock is known."""
     error_ns: int | None
     """Half the width of the interval that holds `start_ns`."""
-    exec_ns: int
-    """From its first event to its last, other threads' work on the same stream included."""
+    exec_ns: int | None
+    """From its first event to its last, other threads' work on the same stream included; None for `device_error`."""
     queue_wait_ns: int | None
     """From issue to start: what stood before it in the stream."""
     gap_ns: int | None
@@ -50,6 +51,8 @@ class DeviceSpan(NamedTuple):
     """What the caller spent between the two marks."""
     cross_stream: bool
     """It ended on another stream than it began on."""
+    device_error: bool
+    """Its events could not be read: a failing call, or a device that is lost. What the host saw of it holds."""
     shared_stream: bool
     """Several requests had spans pending on the stream: `exec_ns` may hold others' work."""
     weight: float
@@ -59,6 +62,30 @@ class DeviceSpan(NamedTuple):
     nbytes: int
     flags: int
     """Bits of `types.SpanFlag`."""
+
+
+def _span(channel: Channel, stream: int, entry: Pending) -> DeviceSpan:
+    """What the host knows of a span."""
+    _, _, _, cross, issue, returned, name, request, weight, nbytes, flags, _ = entry
+    return DeviceSpan(
+        name=name,
+        device=str(channel.device),
+        stream=stream,
+        issue_ns=issue,
+        start_ns=None,
+        error_ns=None,
+        exec_ns=None,
+        queue_wait_ns=None,
+        gap_ns=None,
+        host_ns=returned - issue,
+        cross_stream=cross,
+        device_error=True,
+        shared_stream=False,
+        weight=weight,
+        request=request,
+        nbytes=nbytes,
+        flags=flags,
+    )
 
 
 class _Stream:
@@ -99,11 +126,13 @@ class Harvester:
     def __init__(self, timer: DeviceTimer, recorder: Recorder | None, watch: CaptureWatch = captures) -> None:
         self._timer, self._recorder, self._watch, self._clock = timer, recorder, watch, timer.clock
         self._devices: dict[Any, _Device] = {}
-        self._relaxed: set[str] = set()
+        self._queries: dict[str, Callable[[Any], bool] | None] = {}
+        self.settler = None if recorder is None else Settler(recorder)
         self.sinks: list[Callable[[DeviceSpan], None]] = []
 
     def start(self) -> None:
         """Let the integrations take spans."""
+        self._timer.pin = None if self._recorder is None else self._recorder.pin
         self._timer.enabled = True
 
     def stop(self) -> None:
@@ -111,6 +140,8 @@ class Harvester:
         self._timer.enabled = False
         with guard.guard("device"):
             self.run_once()
+            if self.settler is not None:
+                self.settler.run_once(self._clock(), everything=True)
 
     def run_once(self, breathe: Callable[[], object] = lambda: None) -> int:
         """Read everything that is finished, slice by slice, with `breathe` in between; returns how many spans were delivered."""
@@ -122,6 +153,8 @@ class Harvester:
                 if device is None:
                     continue
             total += self._serve(device, breathe)
+        if self.settler is not None:
+            self.settler.run_once(self._clock())
         return total
 
     def _open(self, channel: Channel) -> _Device | None:
@@ -142,12 +175,16 @@ class Harvester:
         return device
 
     def _relax(self, channel: Channel) -> None:
-        """Once a kind of device: make this thread's queries harmless to captures that C++ code began."""
+        """Once a kind of device: make this thread's queries harmless to captures that C++ code began, and to threads that want the interpreter."""
         kind = channel.device.type
-        if kind not in self._relaxed and channel.backend.relax is not None:
+        if kind not in self._queries:
+            self._queries[kind] = None
             with guard.guard("device"):
-                channel.backend.relax()
-        self._relaxed.add(kind)
+                if channel.backend.relax is not None:
+                    channel.backend.relax()
+                if channel.backend.queries is not None:
+                    self._queries[kind] = channel.backend.queries()
+        channel.done = self._queries[kind] or channel.done
 
     def _serve(self, device: _Device, breathe: Callable[[], object]) -> int:
         channel, total = device.channel, 0
@@ -203,28 +240,25 @@ class Harvester:
         if len(pending) == ready:
             return ready
         try:
-            finished = len(pending) if self._done(pending[-1]) else self._stride(stream)
+            finished = len(pending) if channel.done(pending[-1][1]) else self._stride(channel, stream)
         except Exception as error:  # noqa: BLE001  (asked again at the next pass)
             channel.failed(error)
             return ready
         channel.worked()
         return finished
 
-    def _stride(self, stream: _Stream) -> int:
+    @staticmethod
+    def _stride(channel: Channel, stream: _Stream) -> int:
         """The newest is not finished: feel forward from the oldest, farther after a hit and nearer after a miss; two queries."""
         pending, ready = stream.pending, stream.ready
         for _ in range(2):
             reach = min(ready + stream.stride, len(pending) - 1)
-            if reach > ready and self._done(pending[reach - 1]):
+            if reach > ready and channel.done(pending[reach - 1][1]):
                 stream.stride = min(2 * stream.stride, 1024)
                 ready = reach
             else:
                 stream.stride = max(1, stream.stride // 2)
         return ready
-
-    @staticmethod
-    def _done(entry: Pending) -> bool:
-        return bool(entry[1].query())
 
     def _slice(self, device: _Device) -> int:
         until, delivered = self._clock() + SLICE_NS, 0
@@ -240,8 +274,7 @@ class Harvester:
         return delivered
 
     def _read(self, device: _Device, identity: int, stream: _Stream, entry: Pending, *, shared: bool) -> None:
-        channel = device.channel
-        first, last, _, cross, issue, returned, name, request, weight, nbytes, flags = entry
+        channel, (first, last), issue = device.channel, entry[:2], entry[4]
         try:
             elapsed = first.elapsed_time(last)
             found = device.timeline.locate(first, issue)
@@ -251,6 +284,7 @@ class Harvester:
             else:  # this one span is lost, and counted
                 channel.lost += 1
                 channel.failed(error, first, last)
+                self._deliver(_span(channel, identity, entry), entry)
             return
         channel.worked()
         channel.proven = True
@@ -259,33 +293,14 @@ class Harvester:
         if elapsed < 0:  # seen on HIP (rocm-libraries#6379)
             device.reversed += 1
         spent = max(0, round(elapsed * 1e6 * device.timeline.rate()))
-        start, bar = found if found is not None else (None, None)
-        gap = None
-        if start is not None:
-            if stream.last_end is not None and start >= stream.last_end:
-                gap = start - stream.last_end
+        span = _span(channel, identity, entry)._replace(exec_ns=spent, device_error=False, shared_stream=shared)
+        if found is not None:
+            start, bar = found
+            gap = start - stream.last_end if stream.last_end is not None and start >= stream.last_end else None
             stream.last_end = max(stream.last_end or 0, start + spent)
             device.busy.add(start, start + spent)
-        self._deliver(
-            DeviceSpan(
-                name=name,
-                device=str(channel.device),
-                stream=identity,
-                issue_ns=issue,
-                start_ns=start,
-                error_ns=bar,
-                exec_ns=spent,
-                queue_wait_ns=None if start is None else max(0, start - issue),
-                gap_ns=gap,
-                host_ns=returned - issue,
-                cross_stream=cross,
-                shared_stream=shared,
-                weight=weight,
-                request=request,
-                nbytes=nbytes,
-                flags=flags,
-            )
-        )
+            span = span._replace(start_ns=start, error_ns=bar, queue_wait_ns=max(0, start - issue), gap_ns=gap)
+        self._deliver(span, entry)
 
     @staticmethod
     def _early(entry: Pending) -> bool:
@@ -295,13 +310,16 @@ class Harvester:
         except Exception:  # noqa: BLE001  (then it is lost)
             return False
 
-    def _deliver(self, span: DeviceSpan) -> None:
-        recorder = self._recorder
-        if recorder is not None:
+    def _deliver(self, span: DeviceSpan, entry: Pending) -> None:
+        recorder, pin = self._recorder, entry[11]
+        if recorder is not None and span.exec_ns is not None:
             start = span.issue_ns if span.start_ns is None else span.start_ns
             recorder.interval("device", span.name, start, start + span.exec_ns, flags=span.flags, aux=span.nbytes)
             if span.start_ns is not None:
                 recorder.interval("device.queue", span.name, span.issue_ns, max(span.issue_ns, span.start_ns))
+        if self.settler is not None:
+            with guard.guard("device"):
+                self.settler.add(span, pin, self._clock())
         for sink in self.sinks:
             with guard.guard("device"):
                 sink(span)
@@ -312,6 +330,7 @@ class Harvester:
             device.channel.lost += len(stream.pending)
             for entry in stream.pending:
                 device.channel.quarantine.extend(entry[:2])
+                self._deliver(_span(device.channel, entry[2], entry), entry)
             stream.pending.clear()
             stream.ready = 0
 
@@ -337,5 +356,7 @@ class Harvester:
     def after_fork(self) -> None:
         """In a forked child: forget the parent's devices and everything pending on them."""
         self._watch.after_fork()
+        if self.settler is not None:
+            self.settler.after_fork()
         self._timer.after_fork()
         self._devices = {}

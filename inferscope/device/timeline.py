@@ -94,7 +94,7 @@ class Timeline:
             event.record(self.stream)
             until = issue + PATIENCE_NS
             for _ in range(ASKED):
-                done = event.query()
+                done = channel.done(event)
                 seen = clock()
                 if done:
                     return issue, seen, event

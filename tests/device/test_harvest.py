@@ -46,8 +46,8 @@ def test_a_partly_finished_stream_takes_three_queries_a_pass(rooms) -> None:
         rooms.span(1.0)
     rooms.sim.advance_ms(30.0)
     asked: list[int] = []
-    original = rooms.harvester._done
-    rooms.harvester._done = lambda entry: asked.append(1) or original(entry)
+    original = rooms.channel.done
+    rooms.channel.done = lambda event: asked.append(1) or original(event)
     passes = 0
     while len(rooms.spans) < 29:
         asked.clear()
@@ -100,10 +100,32 @@ def test_only_what_a_fault_took_is_lost(rooms) -> None:
     assert rooms.spans == []
     rooms.sim.fail("elapsed")
     rooms.harvester.run_once()
-    assert len(rooms.spans) == 59
+    marked = [span for span in rooms.spans if span.device_error]
+    assert len(rooms.spans) - len(marked) == 59
+    ((name, exec_ns, start_ns, host_ns),) = [(span.name, span.exec_ns, span.start_ns, span.host_ns) for span in marked]
+    assert (name, exec_ns, start_ns) == ("0", None, None)  # unknown, not zero
+    assert host_ns > 0  # what the host saw holds
     counts = rooms.channel.counts()
     assert (counts.lost, counts.quarantined) == (1, 2)
     assert rooms.channel.off == ""
+
+
+def test_an_event_of_another_device_costs_its_span_alone(rooms) -> None:
+    rooms.sim.virtual_clock()
+    rooms.prove()
+    foreign = torch.Event(torch.device("sim", 1), enable_timing=True)
+    foreign.record(torch.Stream(device=torch.device("sim", 1)))
+    for index in range(3):
+        rooms.span(1.0, str(index))
+    inbox = rooms.channel.inbox
+    entry = inbox[1]
+    inbox[1] = (entry[0], foreign, *entry[2:])
+    rooms.sim.advance_ms(20.0)
+    rooms.harvester.run_once()
+    assert [(span.name, span.device_error) for span in rooms.spans] == [("0", False), ("1", True), ("2", False)]
+    assert rooms.channel.counts().lost == 1
+    assert rooms.channel.off == ""
+    assert foreign not in rooms.channel.pool
 
 
 def test_no_query_while_a_capture_is_open(rooms) -> None:
