@@ -96,7 +96,10 @@ def test_bands_add_up_to_all_requests_and_all_their_time(receiver):
     times = [point for point in found if point.name == semconv.BAND_TIME]
     above = {point.attributes[semconv.ATTR_BAND] for point in requests if float(point.attributes[semconv.ATTR_BAND]) > 0.005}
     assert sum(point.value for point in requests) == 30
-    assert sum(point.value for point in requests if point.attributes[semconv.ATTR_BAND] in above) == 3
+    slow = sum(point.value for point in requests if point.attributes[semconv.ATTR_BAND] in above)
+    (violations,) = [point.value for point in found if point.name == semconv.SLO_VIOLATIONS]
+    assert slow == violations >= 3
+    assert {point.attributes[semconv.ATTR_BAND] for point in requests if point.attributes.get(semconv.ATTR_TAIL)} == above
     assert {point.attributes[semconv.ATTR_STAGE] for point in times} <= {
         "model",
         "rules",
@@ -110,4 +113,4 @@ def test_bands_add_up_to_all_requests_and_all_their_time(receiver):
     (duration,) = [point for point in found if point.name == semconv.REQUEST_DURATION]
     assert wall == pytest.approx(duration.buckets.total, rel=1e-6)
     rules = sum(p.value for p in times if p.attributes[semconv.ATTR_STAGE] == "rules" and p.attributes[semconv.ATTR_BAND] in above)
-    assert rules == pytest.approx(0.018, rel=0.5)
+    assert rules >= 0.018

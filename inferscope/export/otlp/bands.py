@@ -35,6 +35,8 @@ OTHER: Final = "other"
 SERIES_LIMIT: Final = 750
 """Band series of one process; a request class that would go beyond it is left out and counted."""
 
+_TAIL: Final[Attributes] = ((semconv.ATTR_TAIL, True),)
+"""On the bands above the objective: query languages compare labels with texts, not with numbers."""
 _WITHOUT_OBJECTIVE_NS: Final = 20_000_000
 _ADMITTED_FROM: Final = 0.01
 """Share of a window's time from which a column gets a name, so that trifles at start-up do not use the names up."""
@@ -118,7 +120,7 @@ class Bands:
             np.maximum(held.shown, held.sums, out=held.shown)
             occupied: list[int] = np.flatnonzero(held.counts).tolist()
             for band in occupied:
-                about: Attributes = (*class_attributes(key), (semconv.ATTR_BAND, held.uppers[band]))
+                about: Attributes = (*class_attributes(key), (semconv.ATTR_BAND, held.uppers[band]), *(_TAIL if band >= BELOW else ()))
                 found.append(Total(semconv.BAND_REQUESTS, int(held.counts[band]), about))
                 found += [
                     Total(semconv.BAND_TIME, int(held.shown[band, place]) / NS_PER_S, (*about, (semconv.ATTR_STAGE, named[place])))

@@ -79,6 +79,12 @@ def promtool():
 
 
 @pytest.fixture(scope="session")
+def collect():
+    """What a collector does; see benchmarks/_collector.py."""
+    return collector
+
+
+@pytest.fixture(scope="session")
 def shapes():
     """Three replicas of different shape; see benchmarks/_replicas.py."""
     return replicas

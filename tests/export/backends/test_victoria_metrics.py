@@ -66,6 +66,12 @@ def test_the_shipped_rules_are_valid(vmalert):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_shipped_rules_say_what_their_unit_tests_expect(promtool):
+    for words in (["check", "rules", str(RULES)], ["test", "rules", str(RULES.with_name("rules.test.yaml"))]):
+        done = subprocess.run([promtool, *words], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_burn_rate_is_what_the_requests_say(make, victoria_metrics):
     yaml = pytest.importorskip("yaml")
     values = np.full(20_000, 9_000_000)
