@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from inferscope.remote import Calls, ServerTotals
     from inferscope.types import Column, FloatArray, IntArray, LockSite, SpanRecord
 
 __all__ = [
@@ -149,6 +150,10 @@ class Horizon:
     queues: tuple[Waited, ...] = ()
     stages: Mapping[str, int] = field(default_factory=dict[str, int])
     """How often each stage ran within the horizon, by name."""
+    calls: tuple[Calls, ...] = ()
+    """Calls to inference servers; running totals of the processes."""
+    servers: tuple[ServerTotals, ...] = ()
+    """What those servers counted since they were first asked."""
 
     @property
     def labels(self) -> tuple[str, ...]:

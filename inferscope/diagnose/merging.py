@@ -14,6 +14,7 @@ from inferscope.aggregate.bands import bounds_ns, order_keys
 from inferscope.aggregate.histogram import Layout, value_at_index
 from inferscope.diagnose.evidence import Blocks, CopySite, Document, Horizon, Sampled, SlowRequest, Waited
 from inferscope.diagnose.host import HostFacts, read_host
+from inferscope.diagnose.remote import merge_calls, merge_servers
 from inferscope.errors import EvidenceError
 from inferscope.types import COLUMN_LIMIT, UNATTRIBUTED, Column, LockSite, SpanRecord
 
@@ -200,6 +201,8 @@ class _Merge:
             host=self.host,
             queues=tuple(self.queues.values()),
             stages=self.stages,
+            calls=merge_calls(documents),
+            servers=merge_servers(documents),
         )
 
 

@@ -13,6 +13,7 @@ from inferscope.diagnose.rules.locks import lock_contention, slow_holder
 from inferscope.diagnose.rules.model import model_stage, slow_stage, unattributed
 from inferscope.diagnose.rules.scheduling import gc_pauses, queueing
 from inferscope.diagnose.rules.traces import bounds, copies_alone, launch_bound, matrix_units, shape_churn, stragglers, waits
+from inferscope.diagnose.rules.triton import async_sleep, json_tensors, large_tensors, server_queue
 
 if TYPE_CHECKING:
     from inferscope.diagnose.findings import Rule
@@ -47,6 +48,10 @@ ALL: Final[tuple[Rule, ...]] = (
     bounds,
     copies_alone,
     stragglers,
+    async_sleep,
+    json_tensors,
+    large_tensors,
+    server_queue,
     low_utilisation,
     capture_under_overload,
     unattributed,

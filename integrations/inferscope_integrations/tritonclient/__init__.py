@@ -15,7 +15,8 @@ from inferscope_integrations.tritonclient import grpc_clients, http_clients
 if TYPE_CHECKING:
     from inferscope.patching import Ledger
 
-__all__ = ["TritonClientIntegration", "TritonGrpcIntegration", "TritonGrpcAioIntegration", "TritonHttpAioIntegration"]
+__all__ = ["TritonClientIntegration", "TritonGrpcAioIntegration", "TritonGrpcIntegration", "TritonHttpAioIntegration"]
+
 
 class _Clients(Integration):
     """What the four have in common."""

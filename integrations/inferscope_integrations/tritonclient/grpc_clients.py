@@ -21,7 +21,9 @@ __all__ = ["patch_aio", "patch_sync"]
 
 
 def _server(client: Any) -> str:
-    target = client._channel._channel.target()  # noqa: SLF001
+    target = client._channel._channel.target  # noqa: SLF001
+    if callable(target):  # of the synchronous channel a method, of the other one bytes
+        target = target()
     text = target.decode() if isinstance(target, bytes) else str(target)
     return text.rpartition("/")[2]
 

@@ -1,4 +1,4 @@
-"""The HTTP clients. `async_infer` of the synchronous one runs its request in a greenlet, which has a copy of its caller's context."""
+"""The HTTP clients. `async_infer` of the synchronous one sends in a greenlet with an empty context: our copy of the headers carries the call."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from inferscope.patching import Ledger, Patch
+    from inferscope_integrations.tritonclient.calls import Call
 
 __all__ = ["patch_aio", "patch_sync"]
 
 RESULT: Final = "triton.result"
 """Stage of `get_result()`: the wait for an asynchronous answer."""
+
+
+class _Headers(dict[str, Any]):
+    """Headers that know their call."""
+
+    call: Call | None = None
 
 
 def _server(client: Any) -> str:
@@ -67,14 +74,15 @@ def _starting(original: Any, patch: Patch) -> Callable[..., Any]:
         try:
             call = method.begin(self, args, kwargs, elsewhere=True)
             sent, named = method.traced(args, kwargs)
+            headers = _Headers(method.argument("headers", sent, named) or ())
+            headers.call = call
+            sent, named = method.replaced("headers", headers, sent, named)
         except Exception:  # noqa: BLE001  (arguments that the original will complain about)
             return original(self, *args, **kwargs)
-        token = current.set(call)
         try:
             with recorder().stage(call.stage):
                 return original(self, *sent, **named)
         finally:
-            current.reset(token)
             call.submitted()
 
     return async_infer
@@ -82,7 +90,8 @@ def _starting(original: Any, patch: Patch) -> Callable[..., Any]:
 
 def _posting(original: Any, patch: Patch) -> Callable[..., Any]:
     def _post(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = current.get()
+        headers = kwargs.get("headers", args[2] if len(args) > 2 else None)
+        call = headers.call if isinstance(headers, _Headers) else current.get()
         if call is None or not patch.active:
             return original(self, *args, **kwargs)
         call.built_ns = now_ns()

@@ -21,6 +21,7 @@ __all__ = ["GrpcPoller", "HttpPoller", "StatisticsPoller"]
 _TIMEOUT_S: Final = 1.0
 _FAILURES: Final = 3
 _COUNTED: Final = (("queue_ns", "queue"), ("input_ns", "compute_input"), ("infer_ns", "compute_infer"), ("output_ns", "compute_output"))
+_COMPUTE: Final = ("compute_input", "compute_infer", "compute_output")
 
 
 class StatisticsPoller:
@@ -95,7 +96,9 @@ def _numbers(model: Mapping[str, Any]) -> dict[str, int]:
     found = {"count": part("success", "count"), "total_ns": part("success", "ns")}
     found |= {ours: part(theirs, "ns") for ours, theirs in _COUNTED}
     found |= {"executions": int(model.get("execution_count") or 0), "inferences": int(model.get("inference_count") or 0)}
-    found["busy_ns"] = sum(int(batch["compute_infer"].get("ns") or 0) for batch in model.get("batch_stats") or () if "compute_infer" in batch)
+    found["busy_ns"] = sum(
+        int((batch.get(name) or {}).get("ns") or 0) for batch in model.get("batch_stats") or () for name in _COMPUTE
+    )  # of executions, whereas the times above are summed over the requests in them
     return found
 
 
