@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from inferscope.settings import Settings
     from inferscope.types import Snapshot
 
-__all__ = ["EVENT", "Lender", "Serving", "audit_event", "lend", "put_in_force", "remote", "with_change"]
+__all__ = ["EVENT", "Lender", "Serving", "audit_event", "lend", "put_in_force", "record", "remote", "switch_part", "with_change"]
 
 EVENT: Final = "inferscope.control"
 """Name of the log event of a change."""
@@ -37,7 +37,14 @@ class Lender(Protocol):
     off: set[str]
     """Parts that were switched off on demand."""
     settings: Settings
-    trigger: Trigger
+
+    @property
+    def trigger(self) -> Trigger:
+        """The detector; another one may be put in its place."""
+        ...
+
+    @trigger.setter
+    def trigger(self, trigger: Trigger, /) -> None: ...
 
     @property
     def recorder(self) -> Any:
@@ -143,8 +150,32 @@ def audit_event(entry: Mapping[str, Any]) -> Event:
         **{f"inferscope.control.args.{key}": value for key, value in entry["args"].items()},
     }
     why = f": {entry['why']}" if entry["why"] else ""
-    body = f"{entry['op']} asked by {said}, {entry['state']}{why}"
+    what = " ".join([entry["op"], *([entry["args"]["key"]] if "key" in entry["args"] else [])])
+    body = f"{what} asked by {said}, {entry['state']}{why}"
     return Event(EVENT, entry["at_unix_ns"], body, {key: value for key, value in attributes.items() if value is not None})
+
+
+def record(rooms: Lender, entry: Mapping[str, Any]) -> None:
+    """Write a change into the audit trail: a log line, and an event that leaves."""
+    event = audit_event(entry)
+    _logger.info("inferscope: %s", event.body)
+    if rooms.exporter is not None:
+        rooms.exporter.event(event)
+
+
+def switch_part(rooms: Lender, part: str, on: bool) -> None:  # noqa: FBT001  (a switch)
+    """Switch one of `protocol.PARTS`; the caller holds the lock of a tick.
+
+    Raises:
+        InferscopeError: It was never on.
+    """
+    if part == "recording":
+        rooms.recorder.enabled = on
+    elif on and (rooms.capture if part == "capture" else rooms.exporter) is None:
+        raise InferscopeError(f"{part} was off from the start; only configure() can switch it on")
+    elif part == "capture" and not on and rooms.capture is not None:
+        rooms.capture.disarm()
+    (rooms.off.discard if on else rooms.off.add)(part)
 
 
 def remote(rooms: Lender, runtime: Serving, lock: Callable[[], AbstractContextManager[Any]]) -> Control:
@@ -170,26 +201,16 @@ def lend(rooms: Lender, runtime: Serving, lock: Callable[[], AbstractContextMana
         with lock():
             workers = len(rooms.pod.workers(now_ns()))
             if workers > 1:
-                raise InferscopeError(f"{workers} workers count for this objective together: change the settings file, which all of them read")
+                raise InferscopeError(
+                    f"{workers} workers count for this objective together: change the settings file, which all of them read"
+                )
             if any(state.phase == "open" for state in rooms.trigger.state.values()):
                 raise InferscopeError("an incident is open; change the objective when it is closed")
             put_in_force(rooms, with_change(rooms.trigger.slos, name, keywords))
 
     def switch(part: str, *, on: bool) -> None:
         with lock():
-            if part == "recording":
-                rooms.recorder.enabled = on
-            elif on and (rooms.capture if part == "capture" else rooms.exporter) is None:
-                raise InferscopeError(f"{part} was off from the start; only configure() can switch it on")
-            elif part == "capture" and not on and rooms.capture is not None:
-                rooms.capture.disarm()
-            (rooms.off.discard if on else rooms.off.add)(part)
-
-    def audit(entry: Mapping[str, Any]) -> None:
-        event = audit_event(entry)
-        _logger.info("inferscope: %s", event.body)
-        if rooms.exporter is not None:
-            rooms.exporter.event(event)
+            switch_part(rooms, part, on)
 
     return Operations(
         status=runtime.status,
@@ -198,5 +219,5 @@ def lend(rooms: Lender, runtime: Serving, lock: Callable[[], AbstractContextMana
         enable=lambda part: switch(part, on=True),
         disable=lambda part: switch(part, on=False),
         set_slo=set_slo,
-        audit=audit,
+        audit=lambda entry: record(rooms, entry),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
