@@ -55,11 +55,11 @@ class AmdMonitor(DriverMonitor):
 
     def _read(self, uuid: str) -> Card:
         smi = self._library
-        used = self._ask(uuid, "amdsmi_get_gpu_activity") or {}
-        memory = self._ask(uuid, "amdsmi_get_gpu_vram_usage") or {}
-        clock = self._ask(uuid, "amdsmi_get_clock_info", smi.AmdSmiClkType.GFX) or {}
-        other = self._ask(uuid, "amdsmi_get_clock_info", smi.AmdSmiClkType.MEM) or {}
-        slowed = self._ask(uuid, "amdsmi_get_violation_status")
+        used = self._answers(uuid, "amdsmi_get_gpu_activity")
+        memory = self._answers(uuid, "amdsmi_get_gpu_vram_usage")
+        clock = self._answers(uuid, "amdsmi_get_clock_info", smi.AmdSmiClkType.GFX)
+        other = self._answers(uuid, "amdsmi_get_clock_info", smi.AmdSmiClkType.MEM)
+        slowed: dict[str, Any] | None = self._ask(uuid, "amdsmi_get_violation_status")
         share = _number(used.get("gfx_activity"), 0.01)
         return Card(
             uuid=uuid,
@@ -72,9 +72,14 @@ class AmdMonitor(DriverMonitor):
             memory_clock_hz=_whole(other.get("clk"), 1_000_000),
         )
 
+    def _answers(self, uuid: str, call: str, *args: Any) -> dict[str, Any]:
+        """What a call tells, by name; nothing when it failed."""
+        found: dict[str, Any] | None = self._ask(uuid, call, *args)
+        return found if found is not None else {}
+
     def _power_and_temperature(self, uuid: str) -> tuple[float | None, float | None]:
         smi = self._library
-        power = self._ask(uuid, "amdsmi_get_power_info") or {}
+        power = self._answers(uuid, "amdsmi_get_power_info")
         watts = [_number(power.get(key)) for key in ("current_socket_power", "average_socket_power", "socket_power")]
         heat = self._ask(uuid, "amdsmi_get_temp_metric", smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT)
         return next((each for each in watts if each is not None), None), _number(heat)

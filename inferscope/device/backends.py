@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["BACKENDS", "Backend", "CaptureWatch", "captures", "cuda_query", "relax_cuda_thread"]
+__all__ = ["BACKENDS", "Backend", "CaptureWatch", "captures", "cuda_query", "in_use", "relax_cuda_thread"]
 
 _RELAXED: Final = 2  # cudaStreamCaptureModeRelaxed
+_ACCELERATORS: Final = ("cuda", "xpu", "mtia")
 _NOT_READY: Final = 600  # cudaErrorNotReady
 
 
@@ -91,6 +93,19 @@ BACKENDS: Final[dict[str, Backend]] = {
     "cuda": Backend(relax=relax_cuda_thread, queries=cuda_query),
 }
 """Rows that differ from the default one; what is not listed is tried, and its first span shows whether it works."""
+
+
+def in_use() -> bool:
+    """Whether the application has initialised an accelerator; asks flags of torch's alone, no driver and no library that is not loaded.
+
+    What knows more (`torch.accelerator`) counts devices on the way, after which a process cannot fork any more (pytorch#190708).
+    """
+    torch: Any = sys.modules.get("torch")
+    try:
+        names = (*_ACCELERATORS, torch._C._get_privateuse1_backend_name())  # noqa: SLF001  (its public twin changes the name)
+        return any(module.is_initialized() for name in names if (module := getattr(torch, name, None)) is not None)
+    except Exception:  # noqa: BLE001  (no torch, one that is being imported, or a backend without the flag)
+        return False
 
 
 @dataclass(slots=True)

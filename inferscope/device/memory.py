@@ -63,11 +63,11 @@ def read(device: Any) -> dict[str, Any] | None:
     """
     import torch
 
-    api: Any = torch._C  # noqa: SLF001  (the public function flattens and sorts 150 entries)
+    api: Any = torch  # the public function flattens and sorts 150 entries
     try:
-        reader = getattr(api, "_accelerator_getDeviceStats", None)
+        reader = getattr(api._C, "_accelerator_getDeviceStats", None)  # noqa: SLF001
         if reader is None:  # torch before 2.9
-            reader = api._cuda_memoryStats if device.type == "cuda" else None  # noqa: SLF001
+            reader = api._C._cuda_memoryStats if device.type == "cuda" else None  # noqa: SLF001
         found: dict[str, Any] | None = None if reader is None else reader(device.index)
     except Exception:  # noqa: BLE001  (a backend without these numbers, or a lost device: unknown, not zero)
         return None
@@ -76,8 +76,11 @@ def read(device: Any) -> dict[str, Any] | None:
 
 def _dig(stats: dict[str, Any], path: tuple[str, ...]) -> int | None:
     value: Any = stats
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
+    try:
+        for name in path:
+            value = value[name]
+    except (KeyError, TypeError):
+        return None
     return value if isinstance(value, int) else None
 
 

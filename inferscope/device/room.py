@@ -6,9 +6,12 @@ Both do nothing, and ask nothing, until an integration has seen a tensor on a de
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import guard
+from inferscope.clock import now_ns
+from inferscope.device.backends import in_use
 from inferscope.device.copies import CopyTimes
 from inferscope.device.events import DeviceTimer, timer
 from inferscope.device.harvest import Harvester
@@ -18,12 +21,17 @@ from inferscope.device.monitor import Card, DriverMonitor, identity_of, monitor_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from inferscope.device.harvest import DeviceSpan
     from inferscope.record.core import Recorder
 
 __all__ = ["DeviceRoom"]
 
 PERIOD_S: Final = 0.02
 IDLE_S: Final = 1.0
+LOOKS: Final = 900
+"""Looks at cards and allocators that are kept: a quarter of an hour."""
+SPANS: Final = 4096
+"""Latest spans of requests that are kept."""
 
 
 class DeviceRoom:
@@ -36,6 +44,7 @@ class DeviceRoom:
 
     def __init__(self, recorder: Recorder | None, spans_from: DeviceTimer = timer) -> None:
         self._timer = spans_from
+        self._started = False
         self.harvester = Harvester(spans_from, recorder)
         self.copies = CopyTimes()
         self._driver: DriverMonitor | None = None
@@ -44,7 +53,9 @@ class DeviceRoom:
         self._cards: tuple[Card, ...] = ()
         self._uuids: dict[Any, str | None] = {}
         """By device, as the driver calls its card; None where it does not know it."""
-        self.harvester.sinks.append(self.copies.add)
+        self._looks: deque[tuple[int, tuple[Card, ...], list[Memory]]] = deque(maxlen=LOOKS)
+        self._spans: deque[tuple[int, str, int, int, int, int]] = deque(maxlen=SPANS)
+        self.harvester.sinks += [self.copies.add, self._keep]
 
     @property
     def period_s(self) -> float:
@@ -52,12 +63,18 @@ class DeviceRoom:
         return PERIOD_S if self._timer.channels else IDLE_S
 
     def start(self) -> None:
-        """Let the integrations take device spans."""
-        self.harvester.start()
+        """Let the integrations take device spans once the application uses a device: a service without one pays nothing."""
+        self._started = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._started and not self._timer.enabled and in_use():
+            self.harvester.start()
 
     def harvest(self, breathe: Callable[[], object] = lambda: None) -> int:
         """Deliver what devices finished; see `Harvester.run_once`."""
-        return self.harvester.run_once(breathe)
+        self._wake()
+        return self.harvester.run_once(breathe) if self._timer.enabled else 0
 
     def monitor(self) -> None:
         """Read the driver where a device in use has one, and the allocators."""
@@ -70,6 +87,13 @@ class DeviceRoom:
         if self._driver is not None:
             self._cards = self._driver.run_once()
         self._memory = self._allocator.sample(self._left)
+        self._looks.append((now_ns(), self._cards, self._memory))
+
+    def _keep(self, span: DeviceSpan) -> None:
+        """Keep where a request's work stood on the device."""
+        request = getattr(span.request, "id", None)
+        if request is not None and span.start_ns is not None and span.exec_ns is not None:
+            self._spans.append((request, span.name, span.issue_ns, span.start_ns, span.exec_ns, span.queue_wait_ns or 0))
 
     def _find(self, device: Any) -> str | None:
         """The driver's name for a device; the first device that has one decides which driver is asked."""
@@ -91,6 +115,7 @@ class DeviceRoom:
 
     def stop(self) -> None:
         """Take no more spans, deliver what is finished, let go of the driver."""
+        self._started = False
         self.harvester.stop()
         with guard.guard("nvml"):
             if self._driver is not None:
@@ -101,7 +126,9 @@ class DeviceRoom:
 
         Returns:
             `busy` is device-wide and comes from the driver, else None; `own_spans` is only what this process's timed spans cover, by device: it
-            shows that a card was busy, never that it was idle. `faults` are XID errors of the cards in use.
+            shows that a card was busy, never that it was idle. `faults` are XID errors of the cards in use. `looks` are [instant, clock Hz by card,
+            reasons of slower clocks by card, allocators' running totals by device], `spans` [request id, name, issue, start, execution, wait in
+            the queue] of the latest requests, ns.
         """
         in_use = [uuid for uuid in self._uuids.values() if uuid is not None]
         driver = self._driver
@@ -114,6 +141,17 @@ class DeviceRoom:
             "memory": [row._asdict() for row in self._memory],
             "memory_by_stage": self._timer.memory.evidence(self._memory),
             "cards": [card._asdict() for card in self._cards if card.uuid in in_use],
+            "looks": [
+                [
+                    moment,
+                    {card.uuid: card.clock_hz for card in cards if card.uuid in in_use},
+                    {card.uuid: list(card.slowed) for card in cards if card.uuid in in_use and card.slowed is not None},
+                    {row.device: row._asdict() for row in memory},
+                ]
+                for moment, cards, memory in list(self._looks)
+                if from_ns <= moment <= to_ns
+            ],
+            "spans": [list(span) for span in list(self._spans) if from_ns <= span[2] <= to_ns],
             "faults": [] if driver is None else [fault._asdict() for fault in driver.faults(from_ns, to_ns) if fault.uuid in in_use],
         }
 
@@ -122,6 +160,7 @@ class DeviceRoom:
         driver = self._driver
         return {
             "devices": self.harvester.status(),
+            "settled_ns": {} if self.harvester.settler is None else dict(self.harvester.settler.settled_ns),
             "driver": "not asked" if driver is None else f"off: {driver.off}" if driver.off else f"on: {driver.name}",
         }
 
@@ -129,5 +168,7 @@ class DeviceRoom:
         """In a forked child: nothing of the parent's devices is ours."""
         self.harvester.after_fork()
         self.copies.reset()
-        self._driver = None
+        self._driver, self._started = None, False
         self._memory, self._cards, self._uuids = [], (), {}
+        self._looks.clear()
+        self._spans.clear()

@@ -48,6 +48,21 @@ def test_a_room_delivers_evidence_and_stops(sim) -> None:
     assert room.status()["devices"] == {}
 
 
+def test_a_service_without_a_device_pays_nothing(monkeypatch) -> None:
+    timer = DeviceTimer()
+    room = DeviceRoom(core.Recorder(), timer)
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "privateuseone")  # as before a backend is registered
+    room.start()
+    room.harvest()
+    assert not timer.enabled
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    room.harvest()  # at most a second later
+    assert timer.enabled
+    room.stop()
+    room.harvest()
+    assert not timer.enabled
+
+
 def test_nothing_is_asked_of_a_device_before_the_application_used_it() -> None:
     code = """
         import sys
