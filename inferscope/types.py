@@ -304,6 +304,8 @@ class WhatIf:
     fix: tuple[str, ...]
     p99_ms: float
     meets_objective: bool
+    ci: tuple[float, float] | None = None
+    """95 % interval over replicas, ms; None where one process speaks for itself."""
 
 
 @dataclass(frozen=True, slots=True)

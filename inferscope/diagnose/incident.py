@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from inferscope.diagnose.attribution import Attribution
     from inferscope.diagnose.waits import Waits
 
-__all__ = ["SCHEMA", "diagnose", "from_dict", "load", "load_directory", "save", "to_dict"]
+__all__ = ["SCHEMA", "breach_of", "diagnose", "from_dict", "load", "load_directory", "save", "to_dict"]
 
 SCHEMA: Final = 1
 _MS: Final = 1e6
@@ -230,7 +230,7 @@ def load_directory(directory: Path) -> Incident:
     if not directory.is_dir():
         msg = f"{directory}: no such incident"
         raise EvidenceError(msg)
-    breach = _breach(read_json(directory / "breach.json"))
+    breach = breach_of(read_json(directory / "breach.json"))
     evidence = read_documents(directory)
     if not evidence:
         msg = f"{directory.name}: no evidence-*.json"
@@ -250,7 +250,12 @@ def load_directory(directory: Path) -> Incident:
     return diagnose(breach, evidence, captures, healthy=healthy, service=service, path=str(directory), notes=notes)
 
 
-def _breach(document: Document) -> Breach:
+def breach_of(document: Document) -> Breach:
+    """The breach of a `breach.json`.
+
+    Raises:
+        EvidenceError: A key is missing.
+    """
     try:
         return Breach(**{field.name: document[field.name] for field in fields(Breach)})
     except KeyError as error:

@@ -55,7 +55,13 @@ def to_json(incident: Incident) -> dict[str, Any]:
         ],
         "withheld": incident.withheld,
         "what_if": [
-            {"fix": list(entry.fix), "p99_ms": entry.p99_ms, "meets_objective": entry.meets_objective} for entry in incident.what_if
+            {
+                "fix": list(entry.fix),
+                "p99_ms": entry.p99_ms,
+                "meets_objective": entry.meets_objective,
+                "ci": None if entry.ci is None else list(entry.ci),
+            }
+            for entry in incident.what_if
         ],
         "findings": [_finding(finding) for finding in incident.findings],
         "captures": [_capture(capture) for capture in incident.captures],

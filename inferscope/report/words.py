@@ -101,7 +101,8 @@ def evidence_line(evidence: Evidence) -> str:
 
 def what_if_line(entry: WhatIf) -> tuple[str, str]:
     """The causes and the estimate."""
-    return " + ".join(entry.fix), milliseconds(entry.p99_ms) + ("  meets the objective" if entry.meets_objective else "")
+    interval = "" if entry.ci is None else f" [{number(entry.ci[0])}, {number(entry.ci[1])}]"
+    return " + ".join(entry.fix), milliseconds(entry.p99_ms) + interval + ("  meets the objective" if entry.meets_objective else "")
 
 
 def capture_line(capture: CaptureSummary) -> str:
