@@ -140,7 +140,8 @@ def serving(repository, *, fetch, traces=None, timeout_s=60.0):
     inside = place / "site" / "pytriton" / "tritonserver"
     http, grpc, metrics = free_port(), free_port(), free_port()
     # Triton's embedded interpreter ignores PYTHONPATH: the models put it on sys.path themselves.
-    paths = [str(place / "site"), sysconfig.get_paths()["purelib"], str(ROOT), str(ROOT / "integrations")]
+    ours = [entry for entry in sys.path if entry.endswith("site-packages")]
+    paths = [str(place / "site"), *ours, str(ROOT), str(ROOT / "integrations")]
     own = {"PYTHONPATH": ":".join(paths), "LD_LIBRARY_PATH": str(place / "site" / "nvidia_pytriton.libs")}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("INFERSCOPE_", "OTEL_", "PYTHON"))}
     command = [inside / "bin" / "tritonserver", f"--model-repository={repository}", f"--backend-directory={place / 'backends'}"]

@@ -7,7 +7,7 @@ application's headers are copied before anything is added, and a traceparent is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from inferscope.integration import Integration
 from inferscope_integrations.tritonclient import grpc_clients, http_clients

@@ -26,11 +26,11 @@ __all__ = ["SYSTEM", "Call", "Method", "current", "traceparent"]
 SYSTEM: Final = "triton"
 SERIALIZE: Final = "triton.serialize"
 _UNKNOWN: Final = "unknown"
+_NOWHERE: Final = 1 << 30
+"""Place of a parameter that a method does not have."""
 
 current: ContextVar[Call | None] = ContextVar("inferscope_triton_call", default=None)
 """The call that this thread, task or greenlet is in, for the boundaries."""
-
-_servers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 class Call:
@@ -76,20 +76,17 @@ class Call:
         """Count encodings and sizes of the inputs."""
         row, total = self.row, 0
         for each in inputs:
-            raw = getattr(each, "_raw_data", None)
-            if raw is None:
-                raw = getattr(each, "_raw_content", None)
+            raw = each._raw_content if hasattr(each, "_raw_content") else each._raw_data  # noqa: SLF001  (of gRPC; of HTTP)
             if raw is not None:
                 total += len(raw)
-                continue
-            data = getattr(each, "_data", None)
-            if data is not None:
+            elif getattr(each, "_data", None) is not None:
                 row.json_inputs += 1
-                row.json_elements += len(data)
+                row.json_elements += len(each._data)  # noqa: SLF001
             else:
                 row.shared_inputs += 1
         row.binary_bytes += total
-        row.largest_bytes = max(row.largest_bytes, total)
+        if total > row.largest_bytes:  # noqa: PLR1730  (a comparison is cheaper than a call)
+            row.largest_bytes = total
 
 
 def traceparent() -> str | None:
@@ -121,8 +118,10 @@ class Method:
     ) -> None:
         self.name = name
         self.places = {parameter: index - 1 for index, parameter in enumerate(inspect.signature(original).parameters)}
+        self._model, self._inputs, self._headers = (self.places.get(each, _NOWHERE) for each in ("model_name", "inputs", "headers"))
         self._server_of, self._make_poller = server_of, make_poller
-        self._rows: dict[tuple[str, str], tuple[Calls, str]] = {}
+        self._rows: dict[int, dict[str, tuple[Calls, str]]] = {}
+        self._clients: dict[int, weakref.ref[Any]] = {}
 
     def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], otherwise: Any = None) -> Any:
         """An argument of the call, however it was given."""
@@ -138,32 +137,45 @@ class Method:
 
     def row(self, client: Any, model: Any) -> tuple[Calls, str]:
         """The row of calls to a model through a client, and the stage that they are."""
-        server = _servers.get(client)
-        if server is None:
-            try:
-                server = self._server_of(client)
-            except Exception:  # noqa: BLE001  (another version's attributes)
-                server = _UNKNOWN
-            _servers[client] = server
         name = model if isinstance(model, str) else _UNKNOWN
-        found = self._rows.get((server, name))
-        if found is None:
-            found = self._rows[server, name] = remote.calls(SYSTEM, self.name, name, server), f"{SYSTEM}:{name}"
-            if self._make_poller is not None and _UNKNOWN not in {server, name}:
-                row, make = found[0], self._make_poller
-                remote.watch(SYSTEM, server, name, lambda: make(server, name, row))
+        rows = self._rows.get(id(client))
+        found = None if rows is None else rows.get(name)
+        return self._new_row(client, name) if found is None else found
+
+    def _new_row(self, client: Any, model: str) -> tuple[Calls, str]:
+        try:
+            server = self._server_of(client)
+        except Exception:  # noqa: BLE001  (another version's attributes)
+            server = _UNKNOWN
+        row = remote.calls(SYSTEM, self.name, model, server)
+        if self._make_poller is not None and _UNKNOWN not in {server, model}:
+            make = self._make_poller
+            remote.watch(SYSTEM, server, model, lambda: make(server, model, row))
+        key = id(client)
+
+        def forget(_gone: weakref.ref[Any]) -> None:
+            self._rows.pop(key, None)
+            self._clients.pop(key, None)
+
+        if key not in self._clients:
+            self._clients[key] = weakref.ref(client, forget)
+        found = self._rows.setdefault(key, {})[model] = row, f"{SYSTEM}:{model}"
         return found
 
     def begin(self, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, elsewhere: bool = False) -> Call:
         """A call that starts now; `elsewhere` when its answer arrives on another thread or greenlet."""
-        row, stage = self.row(client, self.argument("model_name", args, kwargs))
+        model = args[self._model] if self._model < len(args) else kwargs.get("model_name")
+        row, stage = self.row(client, model)
         call = Call(row, stage, elsewhere=elsewhere)
-        call.sends(self.argument("inputs", args, kwargs, ()))
+        try:  # noqa: SIM105  (a context manager costs more than what it protects)
+            call.sends(args[self._inputs] if self._inputs < len(args) else kwargs.get("inputs", ()))
+        except Exception:  # noqa: BLE001  (inputs of another version: sizes stay unknown)
+            pass
         return call
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with headers of our own copy: the library writes into what it is given, and we add the context of a sampled span."""
-        given = self.argument("headers", args, kwargs)
+        given = args[self._headers] if self._headers < len(args) else kwargs.get("headers")
         parent = traceparent()
         if given is None and parent is None:
             return args, kwargs

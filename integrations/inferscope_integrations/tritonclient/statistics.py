@@ -7,7 +7,7 @@ model, `own` is smaller than `count` and the reader is told.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from inferscope.clock import now_ns
 from inferscope.remote import Calls, ServerTotals
@@ -149,7 +149,7 @@ class GrpcPoller(StatisticsPoller):
         try:
             answer = getattr(self._stub, method)(getattr(service_pb2, request)(name=self.totals.model), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
-            code = error.code()  # type: ignore[attr-defined]  # pyright: ignore
+            code: Any = cast("Any", error).code()
             if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
                 raise OSError(code.name) from error
             raise LookupError(f"the server answers {code.name} to {method}") from error

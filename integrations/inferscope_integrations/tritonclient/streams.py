@@ -5,6 +5,7 @@ A decoupled model may answer many times: the first answer ends the measurement.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
@@ -89,10 +90,8 @@ class _Answers:
 
     async def __anext__(self) -> Any:
         answer = await self._answers.__anext__()
-        try:
+        with contextlib.suppress(Exception):  # the answer is the caller's
             self._outstanding.answered(self._client, *answer)
-        except Exception:  # noqa: BLE001  (the answer is the caller's)
-            pass
         return answer
 
 
