@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +28,22 @@ def sim(loaded_accelerator: Accelerator) -> Iterator[Accelerator]:
     loaded_accelerator.reset()
     yield loaded_accelerator
     loaded_accelerator.reset()
+
+
+def built_driver(folder: Path, *flags: str) -> Path:
+    """A stand-in for the driver's library, compiled now."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    assert compiler is not None, "the driver's stand-in needs a C compiler"
+    path = folder / "libnvidia-ml.so.1"
+    source = Path(__file__).parent / "fake_nvml.c"
+    subprocess.run([compiler, "-shared", "-fPIC", *flags, "-Wl,-soname,libnvidia-ml.so.1", str(source), "-o", str(path)], check=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def driver_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    # Loaded first and found again by its soname, so that no search path has to change; once, since nvidia-ml-py loads it once.
+    return ctypes.CDLL(str(built_driver(tmp_path_factory.mktemp("nvml"))), ctypes.RTLD_GLOBAL)
 
 
 class Rooms:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from inferscope.device.monitor import CardFault, Identity, identity_of, monitor_for
 from inferscope.device.nvml import NvmlMonitor
+from tests.device.conftest import built_driver
 
 pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
 
@@ -23,21 +21,6 @@ UTILIZATION, USED, CLOCK, REASONS, POWER, TEMPERATURE = range(6)
 NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, LOST, UNKNOWN = 3, 4, 9, 15, 999
 
 
-def built(folder: Path, *flags: str) -> Path:
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    assert compiler is not None, "the driver's stand-in needs a C compiler"
-    path = folder / "libnvidia-ml.so.1"
-    source = Path(__file__).parent / "fake_nvml.c"
-    subprocess.run([compiler, "-shared", "-fPIC", *flags, "-Wl,-soname,libnvidia-ml.so.1", str(source), "-o", str(path)], check=True)
-    return path
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    # Loaded first and found again by its soname, so that no search path has to change.
-    return ctypes.CDLL(str(built(tmp_path_factory.mktemp("nvml"))), ctypes.RTLD_GLOBAL)
-
-
 class Clock:
     def __init__(self) -> None:
         self.now = 10**12
@@ -47,7 +30,8 @@ class Clock:
 
 
 @pytest.fixture
-def driver(library):
+def driver(driver_library):
+    library = driver_library
     for card in (0, 1, 2):
         for field, value in ((UTILIZATION, 35), (USED, 1024), (CLOCK, 1980), (REASONS, 0), (POWER, 312_500), (TEMPERATURE, 61)):
             library.fake_set(card, field, value, 0)
@@ -147,7 +131,7 @@ def test_without_nvidia_ml_py_it_is_off_and_says_why(monkeypatch) -> None:
 
 
 def test_an_older_driver_has_the_older_name(tmp_path) -> None:
-    built(tmp_path, "-DOLD_DRIVER")
+    built_driver(tmp_path, "-DOLD_DRIVER")
     code = (
         "from inferscope.device.nvml import NvmlMonitor\n"
         "print([card.slowed for card in NvmlMonitor().run_once()])\n"

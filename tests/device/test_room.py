@@ -93,3 +93,30 @@ def test_nothing_is_asked_of_a_device_before_the_application_used_it() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=100)
     assert done.stdout == "done\n", done.stderr
+
+
+def test_the_driver_speaks_of_the_cards_in_use(sim, driver_library) -> None:
+    pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
+    for card, (utilization, used) in enumerate(((70, 1024), (10, 64))):
+        for field, value in enumerate((utilization, used, 1980, 0, 300_000, 60)):
+            driver_library.fake_set(card, field, value, 0)
+    driver_library.fake_init_fails(0)
+    driver_library.fake_divide(0)
+    sim.identify("00000001-aaaa-bbbb-cccc-dddddddddddd")
+    room = DeviceRoom(core.Recorder(), DeviceTimer())
+    room.start()
+    room._timer.channel(torch.device("sim", 0))
+    room.monitor()
+    driver_library.fake_xid(0, 79)
+    driver_library.fake_xid(1, 13)  # a card that this process does not use
+    room._driver._asked = 0
+    room.monitor()
+    found = room.evidence(0, 2**62)
+    assert (found["busy"], found["source"]) == (0.7, "nvml")
+    assert [card["power_w"] for card in found["cards"]] == [300.0]
+    assert [fault["xid"] for fault in found["faults"]] == [79]
+    (memory,) = found["memory"]
+    assert memory["free_bytes"] == (80 << 30) - (1024 << 20)  # the driver's word, not torch's
+    assert room.status()["driver"] == "on: nvml"
+    room.stop()
+    assert room._driver._library is None
