@@ -27,6 +27,10 @@ _RANGES: Final[dict[str, tuple[float, float, bool, str]]] = {
     "disk_mb": (1, 1_000_000, True, "megabytes, an integer from 1 to 1000000"),
     "incidents": (1, 10_000, True, "an integer from 1 to 10000"),
     "free_memory_mb": (0, 1_000_000, True, "megabytes, an integer from 0 to 1000000"),
+    "shaped": (0, 64, True, "an integer from 0 to 64"),
+    "windows": (0, 64, True, "an integer from 0 to 64"),
+    "window_ms": (1.0, 200.0, False, "milliseconds from 1 to 200"),
+    "events": (100, 1_000_000, True, "an integer from 100 to 1000000"),
     "armed_s": (1.0, 3600.0, False, "seconds from 1 to 3600"),
     "cooldown_s": (0.0, 86_400.0, False, "seconds from 0 to 86400"),
 }
@@ -47,6 +51,12 @@ class CaptureBudget:
         disk_mb: What all incidents of this worker may occupy, megabytes; the oldest go first. Default 512.
         incidents: How many incidents this worker keeps, default 50.
         free_memory_mb: Memory that must be free for a capture to start, megabytes. Default 256.
+        shaped: Of these profiles, how many may hold the dimensions of operators' inputs too, where the stop is likely to stay below 2 ms. Default 3.
+        all_threads: Also record windows of all threads on a torch that can crash when such a session is stopped beside threads that run operators
+            outside of any request. Where torch has the fix, windows are recorded without asking. Default False.
+        windows: Windows kept an incident, default 8.
+        window_ms: Longest window, milliseconds. Default 50.
+        events: Events that a window should not exceed: stop and save hold the interpreter by the event. Default 5000.
         armed_s: How long after a breach captures are tried, seconds. Default 60.
         cooldown_s: Pause between two incidents' captures, seconds. Default 60.
 
@@ -65,6 +75,11 @@ class CaptureBudget:
     free_memory_mb: int = 256
     armed_s: float = 60.0
     cooldown_s: float = 60.0
+    shaped: int = 3
+    all_threads: bool = False
+    windows: int = 8
+    window_ms: float = 50.0
+    events: int = 5000
 
     def __post_init__(self) -> None:
         for key, (low, high, whole, accepted) in _RANGES.items():
@@ -72,6 +87,8 @@ class CaptureBudget:
             kinds = (int,) if whole else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
                 raise ConfigurationError(key, value, f"expected {accepted}")
+        if not isinstance(self.all_threads, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers without type checks)
+            raise ConfigurationError("all_threads", self.all_threads, "expected True or False")
 
 
 class Spending:

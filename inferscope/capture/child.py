@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DiagnosisChild"]
+__all__ = ["SHARE", "DiagnosisChild"]
+
+SHARE: Final = "INFERSCOPE_CHILD_CPU"
+"""Tells the child which part of a CPU it may use."""
 
 
 class DiagnosisChild:
@@ -20,10 +23,13 @@ class DiagnosisChild:
     Args:
         directory: The incident.
         limit_s: Seconds after which it is ended.
+        share: Part of a CPU that it may use. Default None: as much as is idle.
     """
 
-    def __init__(self, directory: Path, limit_s: float) -> None:
+    def __init__(self, directory: Path, limit_s: float, share: float | None = None) -> None:
         environment = {key: value for key, value in os.environ.items() if key != "INFERSCOPE_STRICT"}
+        if share is not None:
+            environment[SHARE] = f"{share:.3f}"
         command = [sys.executable, "-m", "inferscope.diagnose", str(directory)]
         # No preexec_fn: it would run Python between fork and exec in a threaded process. The child limits itself.
         self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and module; the directory is one argument, not a shell's)

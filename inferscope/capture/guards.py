@@ -21,7 +21,7 @@ from inferscope.capture import session
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["REASONS", "ProfilerGate", "arm_refusal", "choose_device", "disk_low", "memory_low", "profiler_active", "session_refusal"]
+__all__ = ["REASONS", "ProfilerGate", "arm_refusal", "disk_low", "memory_low", "profiler_active", "session_refusal"]
 
 REASONS: Final[Mapping[str, str]] = {
     "torch_not_imported": "the application has not imported torch",
@@ -34,7 +34,17 @@ REASONS: Final[Mapping[str, str]] = {
     "breach_expired": "the breach is too old",
     "greenlets": "gevent or eventlet switches inside synchronous code",
     "poisoned": "an earlier session could not be stopped in this process",
-    "cuda_cold": "CUDA is in use and no CUPTI warm-up ran: a first session without it would blind all later ones",
+    "cuda_cold": "CUDA is in use and no CUPTI warm-up ran before the service was ready",
+    "cuda_unused": "CUDA holds no memory of this process yet",
+    "cuda_old": "CUDA before 12.6, where the end of a session beside CUDA graphs crashes",
+    "cupti_occupied": "another tool (Nsight, compute-sanitizer, rocprof) owns CUPTI",
+    "rocm": "sessions beside graphs are not safe with ROCm",
+    "no_kernels": "sessions that were to record the GPU saw no kernel",
+    "kineto_cpu_only": "the first session of this process ran before CUDA was in use, which decides for Kineto",
+    "all_threads_unsafe": "stopping a session of all threads crashes this torch; CaptureBudget(all_threads=True) takes the risk",
+    "core_needed": "requests in flight are known to the C core only, which is not in use",
+    "long_requests": "a request has been open for too long to wait for its end",
+    "stall": "the estimated stall is above what was allowed",
     "graph_capture": "a CUDA graph is being captured on this stream, where a stop would synchronise",
     "device_pause": "the previous session that recorded the GPU ended a moment ago",
     "busy": "captures for another incident are under way",
@@ -46,14 +56,6 @@ REASONS: Final[Mapping[str, str]] = {
 """What each refusal means, for people."""
 
 DISK_RESERVE_BYTES: Final = 64 * 1024 * 1024
-_INJECTION: Final = (
-    "CUDA_INJECTION64_PATH",
-    "NSYS_PROFILING_SESSION_ID",
-    "NVTX_INJECTION64_PATH",
-    "QUADD_INJECTION_PROXY",
-    "CUPTI_INJECTION_PATH",
-    "ROCP_TOOL_LIB",
-)
 _SYMBOL: Final = "_ZN5torch8autograd8profiler29isProfilerEnabledInMainThreadEv"
 
 
@@ -88,26 +90,6 @@ def greenlets() -> bool:
         return True
     eventlet = sys.modules.get("eventlet.patcher")
     return eventlet is not None and bool(eventlet.is_monkey_patched("thread"))
-
-
-def injected(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether Nsight, compute-sanitizer or the like owns CUPTI, which has room for one subscriber."""
-    environ = os.environ if environ is None else environ
-    return any(environ.get(name) for name in _INJECTION)
-
-
-def choose_device(torch: Any, *, warmed: bool) -> tuple[str | None, str | None]:
-    """(device to record beside the CPU or None, refusal or None).
-
-    The first session of a process decides for its life whether Kineto sees the GPU, so a first one without CUDA is refused once CUDA is in
-    use; and CUPTI is first initialised by a warm-up away from requests, never by a captured one.
-    """
-    cuda = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_initialized() or injected():
-        return None, None
-    if cuda.is_current_stream_capturing():
-        return None, "graph_capture"
-    return ("cuda", None) if warmed else (None, "cuda_cold")
 
 
 def disk_low(directory: Path, reserve: int = DISK_RESERVE_BYTES) -> bool:
@@ -183,9 +165,10 @@ def arm_refusal(directory: Path, *, age_ns: int, ttl_ns: int, free_memory_bytes:
 
 
 class ProfilerGate:
-    """Wraps `torch.autograd.profiler.profile._prepare_trace`, through which every profiler of torch starts, while captures are armed.
+    """Stands in every door through which a profiler of torch starts, for as long as captures are on.
 
-    A profiler that the application starts waits until ours is stopped, and while it lives none of ours starts.
+    A profiler that the application starts waits until ours is stopped, and while it lives none of ours starts. It stands there before any
+    incident: a scheduled profiler is prepared long before it records, and no flag shows it.
 
     Args:
         ours: Whether a profiler object is ours.
@@ -196,43 +179,62 @@ class ProfilerGate:
         self._ours = ours
         self._arrived = arrived
         self._users: list[weakref.ref[Any]] = []
-        self._target: Any = None
-        self._original: Any = None
-        self._wrapper: Any = None
+        self._ranges = 0
+        self._installed: list[tuple[Any, str, Any, Any]] = []
 
     def install(self, torch: Any) -> None:
-        """Put the wrapper in place; a second call does nothing."""
-        if self._wrapper is not None:
+        """Put the wrappers in place; a second call does nothing."""
+        if self._installed:
             return
-        target = torch.autograd.profiler.profile
-        original = target._prepare_trace  # noqa: SLF001  (the one place that all of torch's profilers pass)
+        profiler = torch.autograd.profiler
+        self._wrap(profiler.profile, "_prepare_trace", self._enter)
+        # Prepared before we came, or scheduled: it begins to record now.
+        self._wrap(profiler.profile, "_start_trace", self._enter)
+        for kind in (getattr(profiler, "emit_nvtx", None), getattr(profiler, "emit_itt", None)):
+            if kind is not None:
+                self._wrap(kind, "__enter__", self._begin_ranges)
+                self._wrap(kind, "__exit__", self._end_ranges)
+
+    def _wrap(self, target: Any, name: str, meet: Callable[[Any], None]) -> None:
+        original = target.__dict__.get(name)
+        if original is None:
+            return
 
         @functools.wraps(original)
-        def prepare(profile: Any) -> Any:
+        def passage(profile: Any, *args: Any) -> Any:
             try:
-                self._enter(profile)
+                if self._installed:
+                    meet(profile)
             except Exception as error:  # noqa: BLE001  (host safety: the application's profiler starts whatever happens to us)
                 guard.failed("capture", error)
-            return original(profile)
+            return original(profile, *args)
 
-        self._target, self._original, self._wrapper = target, original, prepare
-        target._prepare_trace = prepare  # noqa: SLF001  (see above)
+        self._installed.append((target, name, original, passage))
+        setattr(target, name, passage)
 
     def remove(self) -> None:
-        """Restore the original, unless somebody wrapped it again on top of us: then ours stays as a passage."""
-        if self._wrapper is None:
-            return
-        if self._target.__dict__.get("_prepare_trace") is self._wrapper:
-            self._target._prepare_trace = self._original  # noqa: SLF001  (see install)
-        self._wrapper = None
+        """Restore the originals, but where somebody wrapped one again on top of us: there ours stays as a passage."""
+        installed, self._installed = self._installed, []
+        for target, name, original, passage in installed:
+            if target.__dict__.get(name) is passage:
+                setattr(target, name, original)
 
     def _enter(self, profile: Any) -> None:
-        if self._wrapper is None or self._ours(profile):
+        if self._ours(profile):
             return
         # Known before we look at our own session: a thread about to start one sees either the lock taken or this entry.
-        self._users = [ref for ref in self._users if ref() is not None] + [weakref.ref(profile)]
+        self._users = [ref for ref in self._users if (held := ref()) is not None and held is not profile] + [weakref.ref(profile)]
         self._arrived()
+
+    def _begin_ranges(self, _profile: Any) -> None:
+        self._ranges += 1
+        self._arrived()
+
+    def _end_ranges(self, _profile: Any) -> None:
+        self._ranges = max(0, self._ranges - 1)
 
     def occupied(self) -> bool:
         """Whether a profiler of the application is prepared or running; a scheduled one is prepared long before it records."""
+        if self._ranges:
+            return True
         return any(profile is not None and profile.kineto_results is None for profile in [ref() for ref in self._users])

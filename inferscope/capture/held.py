@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from inferscope.capture import guards
 from inferscope.capture.bundle import Bundle, write_atomic
 from inferscope.capture.encode import encoded
-from inferscope.capture.session import State
+from inferscope.capture.session import State, loaded_torch
 from inferscope.clock import NS_PER_S, now_ns
 from inferscope.errors import EvidenceError
 from inferscope.types import Breach
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from inferscope.capture.budget import CaptureBudget
+    from inferscope.capture.plan import Plan
     from inferscope.capture.request_scoped import RequestScopedCapture
     from inferscope.pod import Pod
 
@@ -80,8 +81,8 @@ class Open:
     closing: bool = False
     ended: bool = False
     """Whether the owner's last manifest is on its way."""
-    keep: int = 0
-    """Profiles that a manual capture asked for; 0 for a breach."""
+    plan: Plan | None = None
+    """What a manual capture asked for; None for a breach."""
     asked_by: Mapping[str, Any] | None = None
     """Who asked for a manual capture, and why."""
 
@@ -109,13 +110,15 @@ def shares(budget: CaptureBudget, pod: Pod) -> tuple[int, int]:
     return share_of(budget.slow, rank, many), share_of(budget.body, rank, many)
 
 
-def manual_refusal(capture: RequestScopedCapture | None, root: Path, budget: CaptureBudget) -> str | None:
+def manual_refusal(capture: RequestScopedCapture | None, root: Path, budget: CaptureBudget, plan: Plan) -> str | None:
     """Why a capture that somebody asks for is denied at present, in words; None when it is not."""
     if capture is None:
         return "captures are off (INFERSCOPE_CAPTURE=0 or capture=False)"
     if capture.state in {State.DISABLED, State.TRIPPED}:
         return f"{guards.REASONS[capture.state.value]} ({capture.recording.machine.reason or 'no reason given'})"
     reason = guards.arm_refusal(root, age_ns=0, ttl_ns=NS_PER_S, free_memory_bytes=budget.free_memory_mb << 20)
+    if reason is None and plan.windows:
+        reason = capture.windows.refusal(loaded_torch(), budget)
     return None if reason is None else guards.REASONS[reason]
 
 

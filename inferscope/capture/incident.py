@@ -11,13 +11,13 @@ import os
 import queue
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from inferscope.capture import guards
 from inferscope.capture.bundle import Bundle, prune
-from inferscope.capture.child import DiagnosisChild
+from inferscope.capture.diagnosing import Diagnosing, resume
 from inferscope.capture.held import (
     Open,
     Sources,
@@ -29,6 +29,7 @@ from inferscope.capture.held import (
     still_wanted,
     write_evidence,
 )
+from inferscope.capture.plan import AUTOMATIC
 from inferscope.capture.request_scoped import Target
 from inferscope.clock import NS_PER_MS, NS_PER_S
 from inferscope.errors import CaptureRefusedError, EvidenceError
@@ -37,6 +38,7 @@ from inferscope.guard import guard, log_once
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from inferscope.capture.plan import Plan
     from inferscope.capture.request_scoped import RequestScopedCapture
     from inferscope.types import Breach, RequestRecord
 
@@ -49,8 +51,6 @@ SETTLE_S: Final = 5.0
 BEFORE_S: Final = 60.0
 """The horizon begins this long before the onset, so that it holds ordinary requests."""
 LONGEST_S: Final = 900.0
-CHILD_S: Final = 600.0
-"""A diagnosis that takes longer is ended. It runs while the machine is idle: a busy one gives it a second of time in minutes."""
 _DRAIN_S: Final = 3.0
 _LAST_DRAIN_S: Final = 0.1
 
@@ -68,14 +68,18 @@ class IncidentKeeper:
         self._capture = capture
         self._open: Open | None = None
         self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._child: tuple[DiagnosisChild, Open] | None = None
+        self.diagnosing = Diagnosing(sources)
         self._working = threading.Lock()
         self._stopping = False
-        self.opened = self.diagnosed = 0
+        self.opened = 0
         self.last: Path | None = None
         """The newest incident's directory."""
         first = sources.pod.announcement()
         self._heard = first.sequence if first is not None else 0
+        root = sources.pod.slot.directory
+        if root is not None and sources.diagnose == "local":
+            spared = first.directory if first is not None and first.open else None
+            self._jobs.put(lambda: resume(self.diagnosing, root, spared, self._jobs.put))
 
     @property
     def current(self) -> Path | None:
@@ -85,7 +89,12 @@ class IncidentKeeper:
     @property
     def busy(self) -> bool:
         """Whether something is still to be written or diagnosed."""
-        return self._child is not None or not self._jobs.empty()
+        return self.diagnosing.running or not self._jobs.empty()
+
+    @property
+    def diagnosed(self) -> int:
+        """Incidents that were diagnosed."""
+        return self.diagnosing.done
 
     # On the worker
 
@@ -104,14 +113,14 @@ class IncidentKeeper:
         self.last = held.directory
         return held
 
-    def ask(self, breach: Breach, now_ns: int, *, reason: str, keep: int) -> str:
+    def ask(self, breach: Breach, now_ns: int, *, reason: str, plan: Plan) -> str:
         """Open an incident that somebody asked for; it closes by itself after `CAPTURE_S`, whether requests came or not.
 
         Args:
             breach: As `Trigger.manual` makes it.
             now_ns: Now, monotonic.
             reason: Why, for the audit trail.
-            keep: How many profiles to keep, slow or not.
+            plan: What to record, slow or not.
 
         Returns:
             The incident's id; that of the open one while it still collects profiles.
@@ -129,14 +138,14 @@ class IncidentKeeper:
             raise CaptureRefusedError(f"another worker has incident {Path(word.directory).name} open; try again when it is closed")
         if root is None:
             raise CaptureRefusedError("there is no state directory to keep a capture in; set INFERSCOPE_STATE_DIR")
-        refusal = manual_refusal(self._capture, root, self._sources.budget)
+        refusal = manual_refusal(self._capture, root, self._sources.budget, plan)
         if refusal is not None:
             raise CaptureRefusedError(refusal)
         if not self._working.acquire(timeout=1.0):
             raise CaptureRefusedError("evidence of an earlier incident is being written; try again in a moment")
         try:
             held = self._begin(breach, now_ns, root)
-            held.keep, held.asked_by = keep, {"reason": reason, "uid": os.getuid(), "pid": os.getpid()}
+            held.plan, held.asked_by = plan, {"reason": reason, "uid": os.getuid(), "pid": os.getpid(), **asdict(plan)}
             refusal = self._create(held, root)
         except EvidenceError as error:
             self._open = None
@@ -189,9 +198,9 @@ class IncidentKeeper:
     def _profiles_complete(self, held: Open, now_ns: int) -> bool:
         """Whether the owner's profiles are on disk, early enough to save the rest of the wait."""
         capture = self._capture
-        if not held.owned or not held.armed or capture is None or not capture.complete or len(capture.shelf):
+        if not held.owned or not held.armed or capture is None or not capture.complete or capture.pending:
             return False
-        return held.keep > 0 or now_ns >= held.until_ns - int(CAPTURE_S / 2 * NS_PER_S)
+        return held.plan is not None or now_ns >= held.until_ns - int(CAPTURE_S / 2 * NS_PER_S)
 
     def _follow(self, now_ns: int) -> None:
         """Take part in an incident that another worker opened."""
@@ -243,6 +252,7 @@ class IncidentKeeper:
     def stop(self) -> None:
         """Begin no long work any more."""
         self._stopping = True
+        self.diagnosing.stop()
 
     # On the capture thread
 
@@ -258,7 +268,7 @@ class IncidentKeeper:
                 with guard("capture"):
                     self._capture.run_once()
             with guard("diagnose"):
-                self._poll()
+                self.diagnosing.poll()
             held = self._open
             if held is not None and held.bundle is not None and held.collected and not held.asked:
                 with guard("incident"):
@@ -271,7 +281,8 @@ class IncidentKeeper:
         capture = self._capture
         if capture is None:
             return "captures are off"
-        slow, body = (held.keep, 0) if held.keep else shares(self._sources.budget, self._sources.pod)
+        plan = held.plan
+        slow, body = (plan.requests, 0) if plan is not None else shares(self._sources.budget, self._sources.pod)
         if slow == 0:
             return None
         capture.budget = replace(self._sources.budget, slow=slow, body=body)
@@ -280,12 +291,13 @@ class IncidentKeeper:
             Target(
                 incident=breach.id,
                 directory=held.directory,
-                request=None if held.keep else breach.request,
+                request=None if plan is not None else breach.request,
                 threshold_ns=round(breach.threshold_ms * NS_PER_MS),
                 body_ns=lambda: self._sources.body_ns(breach.request),
-                keep_all=held.keep > 0,
+                keep_all=plan is not None,
                 prefix=f"s{self._sources.pod.slot.index}",
-                detected_ns=None if held.keep else breach.detected_ns,
+                detected_ns=None if plan is not None else breach.detected_ns,
+                plan=plan or AUTOMATIC,
             )
         )
         held.armed = refusal is None
@@ -350,41 +362,14 @@ class IncidentKeeper:
     def _drain(self, capture: RequestScopedCapture, seconds: float) -> None:
         """Write out the profiles that were kept, while the worker fills in their spans; what is late is dropped."""
         deadline = time.monotonic() + seconds
-        while len(capture.shelf) and time.monotonic() < deadline and not (self._stopping and seconds > _LAST_DRAIN_S):
+        while capture.pending and time.monotonic() < deadline and not (self._stopping and seconds > _LAST_DRAIN_S):
             capture.run_once()
             time.sleep(0.02)
         capture.shelf.clear()
 
     def _publish_and_diagnose(self, held: Open) -> None:
         held.seal()
-        if self._sources.diagnose == "local" and not self._stopping:
-            self._child = DiagnosisChild(held.directory, CHILD_S), held
-
-    def _poll(self) -> None:
-        if self._child is None:
-            return
-        child, held = self._child
-        if self._stopping:
-            child.kill()
-        if child.running():
-            return
-        self._child = None
-        if child.complaint and not self._stopping:
-            log_once(f"diagnosis-{held.breach.id}", f"diagnosis of {held.breach.id} failed ({child.complaint})")
-        self._finished(held)
-
-    def _finished(self, held: Open) -> None:
-        if held.bundle is None:
-            return
-        held.bundle.add_rest()
-        if not any(name.startswith("diagnosis-") for name in held.bundle.artefacts):
-            return
-        digest = held.bundle.publish("diagnosed")
-        self.diagnosed += 1
-        self._sources.emit("diagnosed", held.breach, held.directory, digest)
-        if self._sources.on_incident is not None:
-            with guard("on_incident"):
-                self._sources.on_incident(held.directory)
+        self.diagnosing.want(held)
 
     def _close(self, held: Open) -> None:
         self._heard = self._sources.pod.announce(open_=False, onset_ns=0, until_ns=0, directory="")

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from inferscope.capture.request_scoped import RequestScopedCapture
+    from inferscope.capture.window import Window
 
 __all__ = ["follow_process"]
 
 _current: weakref.ref[RequestScopedCapture] | None = None
 _registered = False
 _leaves = False
+_held: Window | None = None
 
 
 def follow_process(capture: RequestScopedCapture) -> None:
@@ -63,13 +65,21 @@ def _at_exit() -> None:
 
 
 def _before_fork() -> None:
+    global _held  # noqa: PLW0603  (between the two halves of one fork)
     capture = _capture()
-    if capture is not None:
-        capture.recording.stop_here()
+    if capture is None:
+        return
+    capture.recording.stop_here()
+    window = capture.recording.window
+    # A start or stop of all threads that is half done would be copied as it is.
+    _held = window if window is not None and window.hold() else None
 
 
 def _after_fork() -> None:
-    """Nothing was held."""
+    global _held  # noqa: PLW0603  (as above)
+    if _held is not None:
+        _held.let_go()
+        _held = None
 
 
 def _in_child() -> None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.capture import guards, session
 from inferscope.capture.budget import Spending
-from inferscope.capture.session import Machine, Session, State
+from inferscope.capture.gpu import Gpu
+from inferscope.capture.session import Machine, Options, Session, State
 from inferscope.clock import NS_PER_MS, NS_PER_S
+from inferscope.device.backends import captures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from inferscope.capture.budget import CaptureBudget
+    from inferscope.capture.window import Window
 
 __all__ = ["Counts", "Recording"]
 
@@ -28,12 +31,18 @@ USER_WAIT_S: Final = 2.0
 EXIT_WAIT_S: Final = 0.5
 SLOWEST_STALL_NS: Final = 50 * NS_PER_MS
 """CPU time of one start and stop above which it counts as a fault."""
-DEVICE_PAUSE_NS: Final = 5 * NS_PER_S
-"""Between two sessions that record a GPU: CUPTI ends the first one asynchronously and a quick second races it."""
+SHAPES_STOP_NS: Final = 2 * NS_PER_MS
+"""Estimated stop up to which a session may record shapes without being asked."""
+_SHAPES_FACTOR: Final = 5.0
+"""How much longer a stop takes by the event with shapes: 6.9 to 14 us against 1.8 to 2.8 us."""
 _STOP_TARGET_NS: Final = 5 * NS_PER_MS
 _STOP_FLOOR_NS: Final = NS_PER_MS // 2
 _LIMITS_NS: Final = (5 * NS_PER_MS, 2000 * NS_PER_MS)
 _FIRST_LIMIT_NS: Final = 500 * NS_PER_MS
+_WORST_RATIO: Final = 2.5
+"""A stop takes 2.8 us for an operator that takes 1.2 us."""
+_REGIONS: Final = 128
+"""Regions whose stops are remembered."""
 
 
 @dataclass(slots=True)
@@ -76,29 +85,43 @@ class Recording:
         self.spending = Spending(budget)
         self.mutex = threading.RLock()
         """Held for bookkeeping only, never while torch works."""
-        self.warmed = False
-        """Whether a CUPTI warm-up ran."""
+        self.gpu = Gpu(clock)
         self.session: Session | None = None
-        self.gate = guards.ProfilerGate(self._is_ours, self._user_arrived)
+        self.window: Window | None = None
+        """A session of all threads, from its start until it is stopped; then `session` is None."""
+        self.gate = guards.ProfilerGate(session.is_ours, self._user_arrived)
         self._armed = False
         self._torch: Any = None
         self._budget = budget
         self._set_armed = set_armed
         self._clock = clock
         self._cooled_ns = 0
-        self._stop_ratio = 0.0
-        self._device_from_ns = 0
+        self._stop_ratios: dict[tuple[bool, bool], float] = {}
+        """CPU time of a stop for each ns of CPU time recorded, by whether shapes and stacks were."""
+        self._stops_ns: dict[tuple[str, bool], float] = {}
         self.machine.move(State.IDLE)
 
     # Arming
 
-    def begin(self, torch: Any) -> None:
-        """Let hooks come and guard the door."""
+    @property
+    def armed(self) -> bool:
+        """Whether sessions may open."""
+        return self._armed
+
+    def follow(self) -> None:
+        """Guard the door as soon as the application has torch: a profiler that it prepares before an incident must be known in one."""
+        torch = session.loaded_torch()
+        if torch is not None and self.machine.state is not State.DISABLED:
+            self.gate.install(torch)
+
+    def begin(self, torch: Any, *, hooks: bool = True) -> None:
+        """Let hooks come, where sessions are to be opened by them, and guard the door."""
         with self.mutex:
             self._armed, self._torch = True, torch
             self.machine.move(State.ARMED)
         self.gate.install(torch)
-        self._set_armed(True)  # noqa: FBT003  (the recorder's switch)
+        if hooks:
+            self._set_armed(True)  # noqa: FBT003  (the recorder's switch)
 
     def end(self) -> None:
         """Open no more sessions; one under way ends at the next hook on its thread and is dropped."""
@@ -107,23 +130,26 @@ class Recording:
                 return
             self._armed = False
             self._cooled_ns = self._clock() + int(self._budget.cooldown_s * NS_PER_S)
-            running = self.session
+            running, window = self.session, self.window
             if running is not None:
                 running.stop_wanted = running.discard = True
+            elif window is not None:
+                window.ask_to_stop()
             elif self.machine.state in {State.ARMED, State.EXPORTING}:
                 self.machine.move(State.COOLDOWN)
         if running is None:
             self._quiet()
 
     def _quiet(self) -> None:
-        # Not before the last session is closed: until then its thread is met through the hooks, and users through the gate.
+        # Not before the last session is closed: until then its thread is met through the hooks.
         self._set_armed(False)  # noqa: FBT003  (the recorder's switch)
-        self.gate.remove()
 
     def disable(self, reason: str) -> None:
         """Switch captures off for good: at shutdown and at exit."""
         self.end()
         self.stop_here()
+        if self.window is not None:
+            self.window.leave(EXIT_WAIT_S)
         running = self.session
         if running is not None and not self._alive(running):
             self._bury(running)
@@ -133,65 +159,72 @@ class Recording:
             self.machine.reason = reason
             self.machine.move(State.DISABLED)
         self._quiet()
+        self.gate.remove()
 
     def after_fork(self) -> None:
         """In a forked child: nothing records here, and no lock may be one that another thread held."""
         session.renew_lock()
         self.mutex = threading.RLock()
-        self.session = None
+        if self.window is not None:
+            self.window.mute()
+        self.session = self.window = None
         self._armed = False
         self.machine.reason = "forked"
         self.machine.move(State.DISABLED)
         self._quiet()
+        self.gate.remove()
 
     def warm_up(self) -> str | None:
-        """Initialise CUPTI with an empty session on this thread, away from requests and before any graph is captured.
-
-        Without it no session opens once CUDA is in use. Takes up to seconds the first time.
+        """Initialise CUPTI on this thread, away from requests; see `Gpu.warm_up`.
 
         Returns:
-            None when sessions may now record the device, else why not, in words.
+            None when sessions may now record the device, else why not: a key of `guards.REASONS`.
         """
         torch = session.loaded_torch()
         if torch is None or not torch.cuda.is_initialized():
-            return "CUDA is not in use"
-        if guards.injected():
-            return "another tool owns CUPTI"
+            return "cuda_unused"
         held = session.lock
         if not held.acquire(blocking=False):
-            return guards.REASONS["busy"]
+            return "busy"
         try:
             reason = "user_profiler" if self.gate.occupied() else guards.session_refusal(torch)
-            if reason is not None:
-                return guards.REASONS[reason]
-            session.run_empty(torch, "cuda")
-            self.warmed = True
+            return reason or self.gpu.warm_up(torch)
         finally:
             held.release()
-        return None
 
     # Sessions
 
-    def open(self, request: Any, region: str) -> Session | None:
-        """Open a session on this thread for a drawn request, unless a guard denies it or another one is open."""
+    def open(
+        self, request: Any, region: str, asked: Options | None = None, *, shapes: bool = False, allow_ns: int | None = None
+    ) -> Session | None:
+        """Open a session on this thread for a drawn request, unless a guard denies it or another one is open.
+
+        Args:
+            request: The request.
+            region: Name of the synchronous region.
+            asked: What somebody asked to record; the device is chosen here. Default: as little as possible.
+            shapes: Record shapes too if the stop is likely to stay below `SHAPES_STOP_NS`. Default False.
+            allow_ns: How long a stop may take. Default None: about 5 ms.
+        """
         held = session.lock
         if not held.acquire(blocking=False):
             self.counts.busy += 1
             return None
-        device, reason = guards.choose_device(self._torch, warmed=self.warmed)
-        if device is not None and self._clock() < self._device_from_ns:
-            reason = "device_pause"
+        device, reason, without = self.gpu.choose(self._torch)
         reason = reason or ("user_profiler" if self.gate.occupied() else guards.session_refusal(self._torch))
         with self.mutex:
             if reason is not None or not self._armed or not self.machine.move(State.RECORDING):
                 held.release()
                 self.counts.refuse(reason or "disabled")
                 return None
-            running = self.session = Session(request.id, region, self._limit_ns(), self._clock)
+            asked = asked or Options(shapes=shapes and self._shapes_are_cheap(region))
+            running = self.session = Session(request.id, region, self._limit_ns(asked, allow_ns), self._clock)
+        running.why_no_device, running.allow_ns = without, allow_ns or 0
         request.profiled = True
         self.counts.sessions += 1
+        self.gpu.opened(device)
         try:
-            running.open(self._torch, device)
+            running.open(self._torch, replace(asked, device=device))
         except Exception as error:
             running.discard, running.end_ns = True, self._clock()
             self._after(running, held)
@@ -201,17 +234,28 @@ class Recording:
             self.close(running)
         return running
 
-    def _limit_ns(self) -> int:
-        """CPU time of the longest session whose stop should stay near 5 ms, from what earlier stops took: a stop costs by the event."""
-        if self._stop_ratio <= 0.0:
-            return _FIRST_LIMIT_NS
-        return min(max(int(_STOP_TARGET_NS / self._stop_ratio), _LIMITS_NS[0]), _LIMITS_NS[1])
+    def _shapes_are_cheap(self, region: str) -> bool:
+        """By what stops of this region took; unknown is dear."""
+        with_shapes, without = self._stops_ns.get((region, True)), self._stops_ns.get((region, False))
+        if with_shapes is not None:
+            return with_shapes <= SHAPES_STOP_NS
+        return without is not None and without * _SHAPES_FACTOR <= SHAPES_STOP_NS
+
+    def _limit_ns(self, asked: Options, allow_ns: int | None) -> int:
+        """CPU time of the longest session whose stop should stay near its target, from what earlier stops took: a stop costs by the event."""
+        ratio = self._stop_ratios.get((asked.shapes, asked.stacks), 0.0)
+        if ratio <= 0.0:
+            # What somebody allows holds for the first session too: small operators back to back make this much.
+            return _FIRST_LIMIT_NS if allow_ns is None else max(int(allow_ns / (_WORST_RATIO * (1 + 3 * asked.shapes + asked.stacks))), 1)
+        target = _STOP_TARGET_NS if allow_ns is None else allow_ns
+        return min(max(int(target / ratio), _LIMITS_NS[0]), _LIMITS_NS[1])
 
     def close(self, running: Session) -> None:
         """Stop the session; on its own thread only, once."""
         held = session.lock
         try:
-            if not running.close():
+            # A synchronisation breaks a graph that another thread captures.
+            if not running.close(wait_for_device=not captures.open):
                 running.mute()
                 return
         except Exception as error:
@@ -219,13 +263,17 @@ class Recording:
             self.fault(f"stop: {type(error).__name__}")
             raise
         ratio = max(running.stop_cpu_ns - _STOP_FLOOR_NS, 0) / max(running.cpu_ns, NS_PER_MS)
-        self._stop_ratio = ratio if self._stop_ratio == 0.0 else 0.8 * self._stop_ratio + 0.2 * ratio
-        if running.device is not None:
-            self._device_from_ns = running.end_ns + DEVICE_PAUSE_NS
+        kind = running.asked.shapes, running.asked.stacks
+        self._stop_ratios[kind] = 0.8 * self._stop_ratios.get(kind, ratio) + 0.2 * ratio
+        key = (running.region, running.asked.shapes)
+        before = self._stops_ns.get(key)
+        if before is not None or len(self._stops_ns) < _REGIONS:
+            self._stops_ns[key] = running.stop_cpu_ns if before is None else 0.8 * before + 0.2 * running.stop_cpu_ns
+        self.gpu.closed(running.device, running.end_ns)
         if running.discard or running.yielded:
             running.results = None
         self._after(running, held)
-        if running.start_cpu_ns + running.stop_cpu_ns > SLOWEST_STALL_NS:
+        if running.start_cpu_ns + running.stop_cpu_ns > max(SLOWEST_STALL_NS, 2 * running.allow_ns):
             self.fault("stall")
 
     def _after(self, running: Session, held: threading.Lock) -> None:
@@ -267,21 +315,20 @@ class Recording:
 
     # The application's own profiler
 
-    def _is_ours(self, profile: Any) -> bool:
-        running = self.session
-        return running is not None and running.profile is profile
-
     def _user_arrived(self) -> None:
         """The application starts its own profiler on this thread: ours goes first."""
         running = self.session
         if running is not None:
             running.yielded = running.discard = running.stop_wanted = True
             self.stop_here()
+        window = self.window
+        if window is not None:
+            window.yield_to(threading.get_native_id())
         if session.lock.acquire(timeout=USER_WAIT_S):
             session.lock.release()
             return
-        running = self.session
-        if running is not None and running.abandon("poisoned"):
+        left = self.session or self.window
+        if left is not None and left.abandon("poisoned"):
             self._poisoned()
         elif session.lock.acquire(timeout=USER_WAIT_S):
             # It was being closed at that moment, which takes milliseconds.
@@ -319,6 +366,20 @@ class Recording:
             self.machine.recover()
             if self.machine.state is State.COOLDOWN and now >= self._cooled_ns:
                 self.machine.move(State.IDLE)
+
+    def account(self, window: Window, held: threading.Lock) -> None:
+        """Account for a session of all threads that was stopped, and let the next one in."""
+        with self.mutex:
+            if self.machine.state is not State.YIELDED:
+                self.machine.move(State.YIELDED if window.yielded else State.STOPPING)
+            self.counts.yielded += window.yielded
+            self.counts.stalls_ns["start"] += window.start_cost_ns
+            self.counts.stalls_ns["stop"] += window.stop_cost_ns
+            self.spending.spend(window.start_cost_ns + window.stop_cost_ns, self._clock())
+            self.window = None
+            self.machine.move(State.ARMED if self._armed else State.COOLDOWN)
+        self.gpu.closed(window.device, window.end_ns)
+        held.release()
 
     def fault(self, reason: str) -> None:
         """Count a failure of ours; the third within a minute opens the breaker."""

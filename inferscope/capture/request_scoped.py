@@ -15,20 +15,22 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from inferscope import guard
 from inferscope.capture import guards, session
 from inferscope.capture.budget import CaptureBudget
 from inferscope.capture.lifecycle import follow_process
 from inferscope.capture.recording import Recording
 from inferscope.capture.saving import Kept, Shelf
-from inferscope.capture.session import State
+from inferscope.capture.session import Options, State
+from inferscope.capture.target import Target, synchronous
+from inferscope.capture.windows import Windows
 from inferscope.clock import NS_PER_MS, NS_PER_S, now_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-    from types import FrameType
 
     from inferscope.capture.session import Session
+    from inferscope.capture.window import Flight
     from inferscope.types import CaptureSummary, Column, RequestRecord
 
 __all__ = ["RequestScopedCapture", "Target", "synchronous"]
@@ -41,36 +43,10 @@ RECENT_LIMIT: Final = 16
 """Latest starts that are looked at for one that is late."""
 _LATE: Final = 0.6
 """Part of the objective after which a request that is still open counts as late."""
+TAX_LIMIT: Final = 0.1
+"""Slow-down of launches after CUPTI's start that is said aloud."""
 UNSAVED_LIMIT: Final = 4
 """Kept profiles in memory above which no request is drawn."""
-# CO_GENERATOR, CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR: spelled here because `inspect` takes 10 ms to import.
-_SUSPENDABLE: Final = 0x20 | 0x80 | 0x100 | 0x200
-_OWN: Final = ("inferscope", "contextlib")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What captures are armed for.
-
-    Args:
-        incident: The incident's id.
-        directory: The incident's directory; traces go to `captures/` in it.
-        request: Name of the requests to draw; None or empty draws all.
-        threshold_ns: A request above this is slow.
-        body_ns: Gives the current (P40, P60) of ordinary requests, ns, or None while unknown; a request between them is kept to compare with.
-        keep_all: Keep the next `slow` + `body` profiles whether slow or not: for a capture that somebody asked for. Default False.
-        prefix: Makes capture ids unique among the workers that write into one incident. Default "s0".
-        detected_ns: When the breach was detected, on the monotonic clock; an old one is refused. Default None: now.
-    """
-
-    incident: str
-    directory: Path
-    request: str | None
-    threshold_ns: int
-    body_ns: Callable[[], tuple[float, float] | None] = lambda: None
-    keep_all: bool = False
-    prefix: str = "s0"
-    detected_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +55,10 @@ class _Armed:
     until_ns: int
     slow: int = 0
     body: int = 0
+    shaped: int = 0
+    """Profiles kept that hold shapes nobody asked for."""
+    asked: Options | None = None
+    allow_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -95,18 +75,6 @@ class _Drawn:
     depth: int = 0
 
 
-def synchronous(frame: FrameType | None) -> bool:
-    """Whether the code that opened a with-block cannot be suspended inside it.
-
-    Looks at the first frame outside inferscope and contextlib (an ExitStack enters on behalf of its caller).
-    """
-    while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _OWN:
-            return not frame.f_code.co_flags & _SUSPENDABLE
-        frame = frame.f_back
-    return False
-
-
 class RequestScopedCapture:
     """Captures of one process. Hooks swallow nothing themselves: the recorder contains and counts what they raise.
 
@@ -114,6 +82,7 @@ class RequestScopedCapture:
         budget: What it may cost. Default `CaptureBudget()`.
         set_armed: Sets the recorder's `armed`. Default: nothing is told.
         columns: Gives the recorder's columns, to name the spans in side files. Default: none are known.
+        in_flight: Gives the open requests, as the recorder's `_open` does. Default None: unknown, so no windows.
         clock: Nanoseconds, monotonic; replaced in tests.
     """
 
@@ -123,11 +92,13 @@ class RequestScopedCapture:
         *,
         set_armed: Callable[[bool], None] = lambda _: None,
         columns: Callable[[], Sequence[Column]] = tuple,
+        in_flight: Flight | None = None,
         clock: Callable[[], int] = now_ns,
     ) -> None:
         self.budget = budget or CaptureBudget()
         self.recording = Recording(self.budget, set_armed, clock)
         self.shelf = Shelf(self.recording, clock)
+        self.windows = Windows(self.recording, self.shelf, in_flight, clock)
         self._columns = columns
         self._clock = clock
         self._armed: _Armed | None = None
@@ -151,9 +122,18 @@ class RequestScopedCapture:
         armed = self._armed
         if armed is None:
             return True
+        if not self.windows.complete:
+            return False
+        if armed.target.plan.windows:
+            return True
         if armed.target.keep_all:
             return armed.slow + armed.body >= self.budget.slow + self.budget.body
         return armed.slow >= self.budget.slow and armed.body >= self.budget.body
+
+    @property
+    def pending(self) -> int:
+        """Profiles that are not on disk yet."""
+        return len(self.shelf) + len(self.windows)
 
     def arm(self, target: Target) -> str | None:
         """Begin to draw requests for an incident.
@@ -166,8 +146,15 @@ class RequestScopedCapture:
         if reason is not None:
             self.recording.counts.refuse(reason)
             return guards.REASONS[reason]
-        self._armed = _Armed(target, now + int(self.budget.armed_s * NS_PER_S))
-        self.recording.begin(session.loaded_torch())
+        plan, torch = target.plan, session.loaded_torch()
+        armed = _Armed(target, now + int(self.budget.armed_s * NS_PER_S))
+        if plan.tier == 3:
+            armed.asked = Options(shapes=plan.shapes, stacks=plan.stacks)
+            armed.allow_ns = int((plan.allow_stall_ms or 1.0) * NS_PER_MS)
+        if plan.windows or (self.budget.windows and not target.keep_all and self.windows.refusal(torch, self.budget) is None):
+            self.windows.arm(target, plan, self.budget)
+        self._armed = armed
+        self.recording.begin(torch, hooks=not plan.windows)
         return None
 
     def _arm_refusal(self, target: Target, now: int) -> str | None:
@@ -185,19 +172,27 @@ class RequestScopedCapture:
             ttl_ns=int(self.budget.armed_s * NS_PER_S),
             free_memory_bytes=self.budget.free_memory_mb << 20,
         )
+        if reason is None and target.plan.windows:
+            reason = self.windows.refusal(session.loaded_torch(), self.budget)
         if reason is None and not self.recording.spending.open_incident(now):
             return "per_hour"
         return reason
+
+    def succeed(self, before: RequestScopedCapture) -> None:
+        """Take over what is known of the GPU from the captures that this one replaces: a warm-up happens once a process."""
+        self.recording.gpu = before.recording.gpu
 
     def disarm(self) -> None:
         """Draw no more; a session under way ends at the next hook on its thread and is dropped, kept profiles are still saved."""
         self._armed = None
         self._recent.clear()
+        self.windows.disarm()
         self.recording.end()
 
     def disable(self, reason: str) -> None:
         """Switch captures off for good: at shutdown and at exit. Waits at most 0.5 s for a session under way."""
         self._armed = None
+        self.windows.disarm()
         self.recording.disable(reason)
 
     def after_fork(self) -> None:
@@ -206,6 +201,7 @@ class RequestScopedCapture:
         self._drawn = {}
         self._recent.clear()
         self.shelf.clear()
+        self.windows.clear()
         self.recording.after_fork()
 
     # The recorder's hooks, on the application's threads
@@ -214,7 +210,7 @@ class RequestScopedCapture:
         """Decide whether a request is drawn; called for each while armed."""
         recording, armed = self.recording, self._armed
         recording.nudge()
-        if armed is None or (armed.target.request and request.name != armed.target.request):
+        if armed is None or armed.target.plan.windows or (armed.target.request and request.name != armed.target.request):
             return False
         if len(self._drawn) >= DRAWN_LIMIT:
             self._forget()
@@ -264,7 +260,9 @@ class RequestScopedCapture:
         drawn.outer, drawn.thread, drawn.depth = name, thread, 1
         drawn.regions += 1
         if drawn.session is None and drawn.regions - 1 == drawn.pick and drawn.armed is self._armed:
-            drawn.session = self.recording.open(request, name)
+            armed = drawn.armed
+            shapes = armed.shaped < self.budget.shaped
+            drawn.session = self.recording.open(request, name, armed.asked, shapes=shapes, allow_ns=armed.allow_ns)
 
     def on_exit(self, request: Any, name: str, kind: str) -> None:  # noqa: ARG002  (the hook's signature)
         """Close the session when its own region is left, on its thread."""
@@ -304,8 +302,10 @@ class RequestScopedCapture:
             return
         counts.kept += 1
         target = drawn.armed.target
-        name = f"{target.prefix}-r{request.id}"
-        self.shelf.put(Kept(name, target.directory, profile, slow, request.name, wall_ns, request.start_ns))
+        drawn.armed.shaped += profile.asked.shapes and drawn.armed.asked is None
+        name, tier = f"{target.prefix}-r{request.id}", target.plan.tier
+        kept = Kept(name, target.directory, profile, slow, request.name, wall_ns, request.start_ns, tier=tier, requests=(request.id,))
+        self.shelf.put(kept)
 
     def _verdict(self, armed: _Armed, profile: Session, wall_ns: int) -> bool | None:
         """True to keep as slow, False to keep as ordinary, None to drop; `wall_ns` is without our own stall."""
@@ -338,14 +338,34 @@ class RequestScopedCapture:
         self.recording.tick(now)
 
     def run_once(self) -> tuple[CaptureSummary, ...]:
-        """Write what was kept; returns the captures that became complete on disk. At most about one trace per 5 ms of budget a call."""
+        """Record a window if it is time, write what was kept; returns the captures that became complete on disk.
+
+        At most about one trace per 5 ms of budget a call.
+        """
+        self.recording.follow()
         self.tick()
+        self.windows.run_once(self._columns)
         return self.shelf.work()
+
+    def warm_up(self, *, ready: bool) -> None:
+        """Let CUPTI start once CUDA is in use, unless the service is `ready`: then it is too late. On a thread of ours."""
+        gpu = self.recording.gpu
+        if gpu.warmed or not gpu.expected or gpu.why is not None:
+            return
+        if ready:
+            gpu.expected = False
+        elif self.recording.warm_up() is None and gpu.tax is not None and gpu.tax > TAX_LIMIT:
+            guard.log_once(
+                "capture.tax",
+                f"kernel launches are {gpu.tax:.0%} slower since CUPTI was started; TEARDOWN_CUPTI=1 ends that where CUDA is 12.6 or later",
+            )
 
     def attach_records(self, records: Iterable[RequestRecord]) -> None:
         """Hand over retained requests; those that were captured fill the spans of their side files."""
+        rows = tuple(records)
+        self.windows.take_records(rows)
         if len(self.shelf):
-            self.shelf.take_records(records, self._columns())
+            self.shelf.take_records(rows, self._columns())
 
     def status(self) -> dict[str, Any]:
         """State, totals and costs as JSON types."""
@@ -358,8 +378,10 @@ class RequestScopedCapture:
             "transitions": {f"{a.value}>{b.value}": n for (a, b), n in machine.counts.items()},
             "requests_seen": recording.spending.seen,
             "attempts": recording.spending.attempts,
-            "pending": len(self.shelf),
+            "pending": self.pending,
             **totals,
+            "gpu": recording.gpu.status(),
+            "windows": self.windows.status(),
             "refused": dict(counts.refused),
             "stall_ms": {key: round(value / NS_PER_MS, 3) for key, value in counts.stalls_ns.items()},
         }

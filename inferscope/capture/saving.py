@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import guard
-from inferscope.capture import session
+from inferscope.capture import guards, session
 from inferscope.capture.bundle import write_atomic
-from inferscope.capture.session import State
+from inferscope.capture.scrub import Scrubber
+from inferscope.capture.session import Session, State
 from inferscope.clock import NS_PER_MS, NS_PER_S, unix_offset_ns
 from inferscope.errors import EvidenceError
 from inferscope.types import CaptureSummary
@@ -23,17 +24,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from inferscope.capture.recording import Recording
-    from inferscope.capture.session import Session
+    from inferscope.capture.window import Window
     from inferscope.types import Column, RequestRecord
 
 __all__ = ["RECORD_WAIT_NS", "Kept", "Shelf", "save_trace", "write_side"]
 
+SPANS: Final = 4096
+"""Spans in a side file; a window shows many requests."""
 RECORD_WAIT_NS: Final = 3 * NS_PER_S // 2
 """How long a side file waits for the request's own record, which comes with the aggregator's next tick."""
-_CHUNK: Final = 1 << 18
-_TAIL: Final = 64
-_OPERATOR: Final = b'"ph": "X"'
-_KERNEL: Final = b'"cat": "kernel"'
 
 
 @dataclass(slots=True)
@@ -42,14 +41,24 @@ class Kept:
 
     id: str
     directory: Path
-    profile: Session
+    profile: Session | Window
     slow: bool
     request: str
     wall_ns: int
+    """Of the request, or the length of the window."""
     start_ns: int
+    tier: int = 1
+    requests: tuple[int, ...] = ()
+    """Requests that it shows."""
+    counted: Callable[[int], object] | None = None
+    """Told how many events the trace holds."""
     save_cost_ns: int = 0
     events: int | None = None
     kernels: int = 0
+    launches: int = 0
+    scrubbed: int = 0
+    """Strings that were replaced or left out."""
+    launch_tax: float | None = None
     saved_ns: int = 0
     spans: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     recorded: bool = False
@@ -67,7 +76,7 @@ class Kept:
     def take_record(self, record: RequestRecord, columns: Sequence[Column]) -> None:
         """Fill the spans from the request's own record."""
         self.recorded = True
-        self.spans = [
+        self.spans += [
             {
                 "column": columns[span.column].label if span.column < len(columns) else "other",
                 "start_ns": span.start_ns,
@@ -77,60 +86,63 @@ class Kept:
                 "aux": span.aux,
             }
             for span in record.spans
-        ]
+        ][: SPANS - len(self.spans)]
+
+    @property
+    def threads(self) -> tuple[int, ...]:
+        """Native ids of the threads that it shows."""
+        return (self.profile.native,) if isinstance(self.profile, Session) else tuple(sorted(self.profile.threads))
 
     def summary(self) -> CaptureSummary:
         """What reports and log events say about it."""
         own = self.profile
         stall_ms = (own.start_cost_ns + own.stop_cost_ns) / NS_PER_MS
-        return CaptureSummary(self.id, 1, (own.request_id,), self.slow, self.events, round(stall_ms, 3), (own.native,), self.trace)
+        return CaptureSummary(self.id, self.tier, self.requests, self.slow, self.events, round(stall_ms, 3), self.threads, self.trace)
 
 
-def _scan(path: Path) -> tuple[int, int, bytes]:
-    """(operators and other complete events, kernels, the file's last bytes); read in pieces, parsed never."""
-    events = kernels = 0
-    carry = tail = b""
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            block = carry + chunk
-            events += block.count(_OPERATOR)
-            kernels += block.count(_KERNEL)
-            # As much as can hold all but the last byte of a marker: found whole only once.
-            carry = block[-(len(_OPERATOR) - 1) :]
-            tail = (tail + chunk)[-_TAIL:]
-    return events, kernels, tail
+def _is_operator(name: str) -> bool:
+    """Whether torch has an operator of that name, in a library of whosoever."""
+    torch = session.loaded_torch()
+    if torch is None or not name.isascii() or len(name) > 200:
+        return False
+    try:
+        return bool(torch._C._jit_get_schemas_for_operator(name))  # noqa: SLF001  (no public name)
+    except RuntimeError:
+        return False
 
 
 def save_trace(kept: Kept, clock: Callable[[], int]) -> None:
     """Write the trace under its name; the profile is released whatever happens, because it can be saved once only.
 
-    A full disk raises nothing inside torch, so the file itself is asked.
+    What torch writes lies on disk for a moment under a temporary name; what gets the trace's name went through `Scrubber`. A full disk
+    raises nothing inside torch, so the file itself is asked.
 
     Raises:
         EvidenceError: Nothing usable was written; no file is left.
     """
     results, kept.profile.results = kept.profile.results, None
     final = kept.directory / kept.trace
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    raw, temporary = (final.with_name(f".{final.name}.{os.getpid()}.{kind}.tmp") for kind in ("raw", "new"))
     try:
         final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if final.exists():
             # A worker that was restarted counts its requests anew; what is on disk may be published already.
             raise EvidenceError(f"{final.name} exists already")  # noqa: TRY301  (one clean-up for all ways to fail)
+        os.close(os.open(raw, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # torch would make it readable for all
         begun = clock()
         try:
-            results.save(str(temporary))  # holds the interpreter throughout
+            results.save(str(raw))  # holds the interpreter throughout
         finally:
             kept.save_cost_ns = clock() - begun
-        temporary.chmod(0o600)
-        kept.events, kept.kernels, tail = _scan(temporary)
-        if not tail.rstrip().endswith(b"}"):
+        scrubber = Scrubber(_is_operator)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="ascii") as file:
+            whole = scrubber.copy(raw, file)
+            file.flush()
+            os.fsync(file.fileno())
+        kept.events, kept.kernels, kept.launches = scrubber.events, scrubber.kernels, scrubber.launches
+        kept.scrubbed = scrubber.replaced
+        if not whole:
             raise EvidenceError(f"{final.name}: the trace was not written whole")  # noqa: TRY301  (one clean-up for all ways to fail)
-        descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         temporary.replace(final)
     except Exception as error:
         with contextlib.suppress(OSError):
@@ -138,6 +150,9 @@ def save_trace(kept: Kept, clock: Callable[[], int]) -> None:
         if isinstance(error, EvidenceError):
             raise
         raise EvidenceError(f"{final.name} cannot be written: {type(error).__name__}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            raw.unlink()
 
 
 def write_side(kept: Kept) -> None:
@@ -147,32 +162,52 @@ def write_side(kept: Kept) -> None:
         EvidenceError: It cannot be written.
     """
     own = kept.profile
-    document = {
+    stalls = {"start": own.start_cost_ns / NS_PER_MS, "stop": own.stop_cost_ns / NS_PER_MS, "save": kept.save_cost_ns / NS_PER_MS}
+    document: dict[str, Any] = {
         "schema": 1,
         "id": kept.id,
-        "tier": 1,
+        "tier": kept.tier,
         "slow": kept.slow,
-        "request_id": own.request_id,
+        "request_id": own.request_id if isinstance(own, Session) else None,
+        "requests": list(kept.requests),
         "request": kept.request,
         "wall_ns": kept.wall_ns,
         "start_ns": kept.start_ns,
-        "threads": [own.native],
+        "threads": list(kept.threads),
         "events": kept.events,
         "truncated": own.truncated,
-        "device": own.device,
-        "kernels": kept.kernels if own.device is not None else None,
-        "stall_ms": {
-            "start": own.start_cost_ns / NS_PER_MS,
-            "stop": own.stop_cost_ns / NS_PER_MS,
-            "save": kept.save_cost_ns / NS_PER_MS,
-        },
-        "region": {"name": own.region, "start_ns": own.opened_ns, "end_ns": own.end_ns, "thread": own.native},
+        "shapes": own.asked.shapes,
+        "stacks": own.asked.stacks,
+        "scrubbed": kept.scrubbed,
+        "stall_ms": stalls,
+        "gil_gap_ms": max(stalls.values()),
+        **_device(kept),
+        **_extent(own),
         "trace": kept.trace,
         "unix_offset_ns": unix_offset_ns(),
         "spans": kept.spans,
         "torch": str(getattr(session.loaded_torch(), "__version__", "unknown")),
     }
     write_atomic(kept.directory / kept.side, (json.dumps(document, sort_keys=True) + "\n").encode())
+
+
+def _device(kept: Kept) -> dict[str, Any]:
+    """What was to be seen of the GPU, and what was not."""
+    own = kept.profile
+    why = own.why_no_device
+    row: dict[str, Any] = {"device": own.device, "device_reason": None if why is None else guards.REASONS[why], "kernels": None}
+    if own.device is not None:
+        # A graph's launch stands for many kernels: loss is known only where there are fewer kernels than launches.
+        lost = max(0.0, 1.0 - kept.kernels / kept.launches) if kept.launches else None
+        row |= {"kernels": kept.kernels, "launches": kept.launches, "lost": lost, "launch_tax": kept.launch_tax}
+        row |= {"device_truncated": own.device_stopped, "tail_lost": own.tail_lost}
+    return row
+
+
+def _extent(own: Session | Window) -> dict[str, Any]:
+    if isinstance(own, Session):
+        return {"region": {"name": own.region, "start_ns": own.opened_ns, "end_ns": own.end_ns, "thread": own.native}}
+    return {"window": {"start_ns": own.opened_ns, "end_ns": own.silent_ns, "drain_ns": own.drain_ns, "length_ns": own.length_ns}}
 
 
 class Shelf:
@@ -208,7 +243,8 @@ class Shelf:
 
     def take_records(self, records: Iterable[RequestRecord], columns: Sequence[Column]) -> None:
         """Give each waiting profile its request's own record."""
-        waiting = {kept.profile.request_id: kept for kept in [*self._queue, *self._waiting] if not kept.recorded}
+        held = [kept for kept in [*self._queue, *self._waiting] if not kept.recorded]
+        waiting = {kept.profile.request_id: kept for kept in held if isinstance(kept.profile, Session)}
         for record in records:
             kept = waiting.get(record.id)
             if kept is not None and record.key.request == kept.request:
@@ -261,7 +297,14 @@ class Shelf:
             with recording.mutex:
                 recording.counts.stalls_ns["save"] += kept.save_cost_ns
                 recording.spending.spend(kept.save_cost_ns, kept.saved_ns)
-        if not kept.events or (kept.profile.device is not None and not kept.kernels):
+        if kept.counted is not None:
+            kept.counted(kept.events or 0)
+        seen_nothing = kept.profile.device is not None and not kept.kernels
+        if kept.profile.device is not None:
+            kept.launch_tax = recording.gpu.tax
+            if recording.gpu.saw(kept.kernels):
+                guard.log_once("capture.gpu", f"profiles show the CPU alone from now on: {guards.REASONS['no_kernels']}")
+        if not kept.events or seen_nothing:
             recording.counts.empty += 1
             recording.fault("empty trace")
         self._waiting.append(kept)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,13 +21,31 @@ from inferscope.clock import NS_PER_S, now_ns
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["FAULT_LIMIT", "TRANSITIONS", "Machine", "Session", "State", "loaded_torch", "lock", "poisoned", "renew_lock", "run_empty"]
+__all__ = [
+    "FAULT_LIMIT",
+    "TRANSITIONS",
+    "Machine",
+    "Options",
+    "Session",
+    "State",
+    "is_ours",
+    "loaded_torch",
+    "lock",
+    "poison",
+    "poisoned",
+    "profiler",
+    "renew_lock",
+    "run_empty",
+    "silence",
+]
 
 FAULT_LIMIT: Final = 3
 """Faults within `FAULT_PERIOD_NS` that trip the breaker."""
 FAULT_PERIOD_NS: Final = 60 * NS_PER_S
 LONGEST_NS: Final = 30 * NS_PER_S
 """Age at which a session is stopped at the next hook whatever it recorded: its region was probably never left."""
+TOUCH_S: Final = 0.2
+"""How long somebody waits for a start or stop of all threads that is under way: these take milliseconds."""
 TRIPPED_NS: Final = 3600 * NS_PER_S
 """How long the breaker stays open."""
 
@@ -39,6 +58,10 @@ class State(Enum):
     ARMED = "armed"
     """An incident is open: requests are drawn."""
     RECORDING = "recording"
+    DRAINING = "draining"
+    """A window's callbacks are removed; what was inside an operator then has to leave it before the stop."""
+    PARKED = "parked"
+    """What was inside did not leave in time: nothing is recorded any more, and nothing is stopped until it has left."""
     STOPPING = "stopping"
     EXPORTING = "exporting"
     """A kept profile is being written."""
@@ -54,7 +77,9 @@ TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
     State.DISABLED: frozenset({State.IDLE}),
     State.IDLE: frozenset({State.ARMED, State.EXPORTING, State.TRIPPED, State.DISABLED}),
     State.ARMED: frozenset({State.RECORDING, State.EXPORTING, State.COOLDOWN, State.TRIPPED, State.DISABLED}),
-    State.RECORDING: frozenset({State.STOPPING, State.YIELDED, State.TRIPPED, State.DISABLED}),
+    State.RECORDING: frozenset({State.DRAINING, State.STOPPING, State.YIELDED, State.TRIPPED, State.DISABLED}),
+    State.DRAINING: frozenset({State.PARKED, State.STOPPING, State.YIELDED, State.TRIPPED, State.DISABLED}),
+    State.PARKED: frozenset({State.STOPPING, State.YIELDED, State.TRIPPED, State.DISABLED}),
     State.STOPPING: frozenset({State.ARMED, State.COOLDOWN, State.TRIPPED, State.DISABLED}),
     State.EXPORTING: _RESTING | {State.DISABLED},
     State.YIELDED: frozenset({State.ARMED, State.COOLDOWN, State.TRIPPED, State.DISABLED}),
@@ -137,18 +162,70 @@ def loaded_torch() -> Any | None:
     return torch if getattr(getattr(getattr(torch, "autograd", None), "profiler", None), "profile", None) is not None else None
 
 
-def _profiler(torch: Any, device: str | None) -> Any:
-    kind = torch.autograd.profiler.profile
-    config = torch._C._profiler._ExperimentalConfig  # noqa: SLF001  (the option has no public name)
-    options: dict[str, Any] = {"use_kineto": True}
-    if device is not None:
-        options["use_device"] = device
-    try:
-        options["experimental_config"] = config(trace_only=True)
-    except TypeError:
-        # Before torch 2.13: event objects are then built lazily, which we never ask for.
-        options["experimental_config"] = config()
-    return kind(**options)
+def poison(reason: str) -> None:
+    """Note that a session of ours will never be stopped: this process captures no more."""
+    global _poisoned  # noqa: PLW0603  (the profiler's state is the process's)
+    _poisoned = reason
+
+
+_MARK: Final = "_inferscope"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a session records.
+
+    Args:
+        device: "cuda" records the GPU beside the CPU. Default None.
+        shapes: Dimensions of operators' inputs; a stop then takes about four times as long by the event.
+        stacks: Python functions, with file and line; two to four times as many events. For operators only.
+        all_threads: Every thread of the process instead of the calling one.
+    """
+
+    device: str | None = None
+    shapes: bool = False
+    stacks: bool = False
+    all_threads: bool = False
+
+
+def _config(torch: Any, asked: Options) -> Any:
+    """What has no public name. A torch that does not know a word gets the rest; one that cannot record all threads raises."""
+    config = torch._C._profiler._ExperimentalConfig  # noqa: SLF001  (see above)
+    needed = {"profile_all_threads": True} if asked.all_threads else {}
+    wanted: dict[str, bool] = {}
+    if not asked.stacks:
+        wanted["trace_only"] = True  # from torch 2.13; before, event objects are built lazily, which we never ask for
+    if asked.device is not None:
+        wanted["enable_cuda_sync_events"] = True
+    while wanted:
+        try:
+            return config(**needed, **wanted)
+        except TypeError:
+            wanted.popitem()
+    return config(**needed)
+
+
+def profiler(torch: Any, asked: Options) -> Any:
+    """A fresh profiler of torch's, not started: an object is used once.
+
+    Raises:
+        TypeError: This torch cannot record all threads.
+    """
+    options: dict[str, Any] = {"use_kineto": True, "experimental_config": _config(torch, asked)}
+    if asked.device is not None:
+        options["use_device"] = asked.device
+    if asked.shapes:
+        options["record_shapes"] = True
+    if asked.stacks:
+        options["with_stack"] = True
+    made = torch.autograd.profiler.profile(**options)
+    setattr(made, _MARK, True)
+    return made
+
+
+def is_ours(profile: Any) -> bool:
+    """Whether a profiler was made by `profiler`, in whichever room of this process."""
+    return bool(getattr(profile, _MARK, False))
 
 
 class Session:
@@ -162,18 +239,26 @@ class Session:
     """
 
     __slots__ = (
-        "_claim", "_clock", "_profile", "_torch", "abandoned", "cpu_ns", "device", "discard", "end_ns", "limit_ns", "muted",
+        "_claim", "_clock", "_profile", "_torch", "abandoned", "allow_ns", "asked", "cpu_ns", "device_stopped", "discard", "end_ns", "limit_ns", "muted",
         "native", "opened_ns", "region", "request_id", "results", "start_cost_ns", "start_cpu_ns", "stop_cost_ns", "stop_cpu_ns",
-        "stop_wanted", "thread", "truncated", "yielded",
+        "stop_wanted", "tail_lost", "thread", "truncated", "why_no_device", "yielded",
     )  # fmt: skip
 
     def __init__(self, request_id: int, region: str, limit_ns: int, clock: Callable[[], int] = now_ns) -> None:
         self.request_id = request_id
         self.region = region
         self.limit_ns = limit_ns
+        self.asked = Options()
+        self.allow_ns = 0
+        """Longest stop that somebody allowed; 0 when nobody was asked."""
+        self.why_no_device: str | None = None
+        """Why the GPU is not recorded although it is in use; a key of `guards.REASONS`."""
+        self.device_stopped = False
+        """Whether Kineto's buffers for the device were full, after which it records no more."""
+        self.tail_lost = False
+        """Whether the device was not waited for at the stop, so that the last kernels may be missing."""
         self.thread = threading.get_ident()
         self.native = threading.get_native_id()
-        self.device: str | None = None
         self.results: Any = None
         """What the profiler recorded, until it is saved or dropped."""
         self.opened_ns = 0
@@ -202,15 +287,20 @@ class Session:
         return self._profile
 
     @property
+    def device(self) -> str | None:
+        """What is recorded beside the CPU."""
+        return self.asked.device
+
+    @property
     def closed(self) -> bool:
         """Whether the profiler is stopped."""
         return self.end_ns != 0
 
-    def open(self, torch: Any, device: str | None) -> None:
+    def open(self, torch: Any, asked: Options) -> None:
         """Start recording on this thread; whatever torch raises passes."""
         begun, cpu = self._clock(), time.thread_time_ns()
-        self._torch, self.device = torch, device
-        self._profile = _profiler(torch, device)
+        self._torch, self.asked = torch, asked
+        self._profile = profiler(torch, asked)
         self._profile.__enter__()
         self.opened_ns = self._clock()
         self.start_cost_ns = self.opened_ns - begun
@@ -221,13 +311,22 @@ class Session:
         """Whether it has grown too long; asked on its own thread."""
         return time.thread_time_ns() - self.cpu_ns > self.limit_ns or self._clock() - self.opened_ns > LONGEST_NS
 
-    def close(self) -> bool:
-        """Stop recording; on the thread of `open` only. False when it was closed or abandoned before."""
+    def close(self, *, wait_for_device: bool = True) -> bool:
+        """Stop recording; on the thread of `open` only. False when it was closed or abandoned before.
+
+        Args:
+            wait_for_device: Whether torch may synchronise the device, which breaks a graph that another thread is capturing. Default True.
+        """
         if not self._claim.acquire(blocking=False):
             return False
         begun, cpu = self._clock(), time.thread_time_ns()
         self.cpu_ns = cpu - self.cpu_ns
         profile, self._profile = self._profile, None
+        if self.device is not None:
+            stopped = getattr(self._torch.autograd, "_is_kineto_stopped", None)
+            self.device_stopped = bool(stopped is not None and stopped())
+            if not wait_for_device:
+                profile.use_device, self.tail_lost = None, True
         try:
             profile.__exit__(None, None, None)
             self.results = profile.kineto_results
@@ -239,10 +338,9 @@ class Session:
 
     def abandon(self, reason: str) -> bool:
         """Give up stopping it, from any thread; False when it is being closed. This process captures no more."""
-        global _poisoned  # noqa: PLW0603  (the profiler's state is the process's)
         if not self._claim.acquire(blocking=False):
             return False
-        _poisoned = reason
+        poison(reason)
         self.abandoned = True
         return True
 
@@ -250,16 +348,20 @@ class Session:
         """On the thread of an abandoned session: remove its callbacks, or its buffers would grow for the thread's life (200 B an event)."""
         if self.abandoned and not self.muted and threading.get_ident() == self.thread:
             self.muted = True
-            autograd = self._torch.autograd
-            autograd._toggle_collection_dynamic(False, {autograd.ProfilerActivity.CPU})  # noqa: SLF001, FBT003  (no public name)
+            silence(self._torch)
 
 
-def run_empty(torch: Any, device: str | None = None) -> None:
+def silence(torch: Any) -> None:
+    """Remove the callbacks of the session in force; what was recorded stays."""
+    autograd = torch.autograd
+    autograd._toggle_collection_dynamic(False, {autograd.ProfilerActivity.CPU})  # noqa: SLF001, FBT003  (no public name)
+
+
+def run_empty(torch: Any) -> None:
     """Start and stop at once, on this thread.
 
-    After a thread died with its session open, this takes the place of the leaked one, which exit would trip over. With a device, it
-    initialises what records that device.
+    After a thread died with its session open, this takes the place of the leaked one, which exit would trip over.
     """
-    profile = _profiler(torch, device)
+    profile = profiler(torch, Options())
     profile.__enter__()
     profile.__exit__(None, None, None)

@@ -14,6 +14,7 @@ from inferscope.aggregate.window import Aggregator
 from inferscope.bench.fingerprint import fingerprint
 from inferscope.capture.held import Sources, objective_json
 from inferscope.capture.incident import IncidentKeeper
+from inferscope.capture.plan import Plan
 from inferscope.capture.request_scoped import RequestScopedCapture
 from inferscope.clock import NS_PER_S
 from inferscope.detect import edges_by_request
@@ -108,7 +109,12 @@ class Rooms:
         """Let captures decide about requests, and a tool that is attached see their stages."""
         self.ranges.start()
         if self.settings.capture and not guard.is_off("capture.hooks"):
-            self.capture = RequestScopedCapture(self.budget, set_armed=self._set_armed, columns=lambda: self.aggregator.columns)
+            self.capture = RequestScopedCapture(
+                self.budget,
+                set_armed=self._set_armed,
+                columns=lambda: self.aggregator.columns,
+                in_flight=getattr(self.recorder, "_open", None),
+            )
         self._hooks.listen(self.capture)
 
     def _set_armed(self, armed: bool) -> None:  # noqa: FBT001  (a switch, called with what it becomes)
@@ -245,6 +251,8 @@ class Rooms:
 
     def keep(self) -> None:
         """What the capture thread does."""
+        if self.capture is not None:
+            self.capture.warm_up(ready=self.ready())
         if self.keeper is not None:
             self.keeper.run_once()
 
@@ -301,10 +309,9 @@ class Rooms:
             raise CaptureRefusedError("captures are off (INFERSCOPE_CAPTURE=0 or capture=False)")
         if guard.is_off("incident") or guard.is_off("capture.hooks"):
             raise CaptureRefusedError("captures were switched off after failures of ours; see inferscope.status()")
-        if wanted.tier != 1 or wanted.window_ms is not None:
-            raise CaptureRefusedError("this version records single requests on demand, tier 1: no windows of all threads")
+        plan = Plan.of(wanted)
         self.judging.permit(moment_ns)
-        return self.keeper.ask(self.trigger.manual(moment_ns), moment_ns, reason=wanted.reason, keep=wanted.requests)
+        return self.keeper.ask(self.trigger.manual(moment_ns), moment_ns, reason=wanted.reason, plan=plan)
 
     def snapshot(self, taken_unix_ns: int) -> Snapshot:
         """Current numbers as of the last tick."""

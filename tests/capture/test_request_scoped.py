@@ -6,7 +6,6 @@ import json
 import sys
 import threading
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -496,7 +495,7 @@ def test_a_profiler_that_fails_three_times_trips_the_breaker(bench, monkeypatch)
     def broken(*_):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(session, "_profiler", broken)
+    monkeypatch.setattr(session, "profiler", broken)
     for _ in range(3):
         request = b.draw()
         with pytest.raises(RuntimeError):
@@ -582,63 +581,6 @@ def test_the_traces_clock_joins_ours(bench):
     slack = 200_000
     assert begun - slack <= at <= ended + slack
     assert side["region"]["start_ns"] <= begun <= ended <= side["region"]["end_ns"]
-
-
-# CUPTI
-
-
-def test_warm_up(monkeypatch):
-    one = RequestScopedCapture()
-    assert one.recording.warm_up() == "CUDA is not in use"
-    ran = []
-    fake = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True), autograd=torch.autograd, __file__=torch.__file__)
-    monkeypatch.setattr(session, "loaded_torch", lambda: fake)
-    monkeypatch.setattr(session, "run_empty", lambda module, device: ran.append(device))
-    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-    assert one.recording.warm_up() == "another tool owns CUPTI"
-    monkeypatch.delenv("NSYS_PROFILING_SESSION_ID")
-    with PROFILE(use_kineto=True):
-        assert one.recording.warm_up() == "the application's own profiler is active"
-    assert (ran, one.recording.warmed) == ([], False)
-    assert one.recording.warm_up() is None
-    assert (ran, one.recording.warmed) == (["cuda"], True)
-
-
-def test_an_older_torch_has_no_trace_only():
-    seen = {}
-
-    class Config:
-        def __init__(self, **options):
-            if options:
-                raise TypeError
-
-    old = types.SimpleNamespace(
-        autograd=types.SimpleNamespace(profiler=types.SimpleNamespace(profile=lambda **options: seen.update(options))),
-        _C=types.SimpleNamespace(_profiler=types.SimpleNamespace(_ExperimentalConfig=Config)),
-    )
-    session._profiler(old, "cuda")
-    assert seen["use_kineto"] is True
-    assert seen["use_device"] == "cuda"
-    assert isinstance(seen["experimental_config"], Config)
-
-
-def test_sessions_that_record_a_gpu_keep_their_distance(bench, monkeypatch):
-    from inferscope.capture import guards
-
-    b = bench()
-    asked = []
-    real = session._profiler
-    monkeypatch.setattr(session, "_profiler", lambda module, device: asked.append(device) or real(module, None))
-    monkeypatch.setattr(guards, "choose_device", lambda module, warmed: ("cuda", None))
-    b.run(30)
-    request = b.draw()
-    b.capture.on_enter(request, "score", "call")
-    assert (asked, b.counts.refused) == (["cuda"], {"device_pause": 1})
-    monkeypatch.setattr(b.capture.recording, "_device_from_ns", 0)
-    b.capture.shelf.clear()
-    b.run(30)
-    b.save()
-    assert b.counts.empty == 1, "a session that was to record the GPU and has no kernel is a fault"
 
 
 def test_what_lies_on_disk_is_not_overwritten(bench):

@@ -1,6 +1,9 @@
 /* The reader's half of Recorder: snapshots for the aggregator's thread. Copies are short and never make a writer wait beyond them. */
 #include "core.h"
 
+PyObject *reader_stack(PyObject *self, PyObject *const *args, Py_ssize_t nargs); /* look.c */
+PyObject *reader_open(PyObject *self, PyObject *unused);
+
 static PyObject *reader_columns(PyObject *self, PyObject *unused) {
     (void)unused;
     return PyList_GetSlice(((Recorder *)self)->columns, 0, PY_SSIZE_T_MAX);
@@ -83,9 +86,11 @@ static PyObject *reader_read_class(PyObject *self, PyObject *index) {
     const Class *c = class_at((Recorder *)self, index);
     if (c == NULL)
         return NULL;
-    return Py_BuildValue("{sL sL sL sL sL sL sN sL sL sL sL}", "count", (long long)c->count, "errors", (long long)c->errors, "items",
-                         (long long)c->items, "excluded", (long long)c->excluded, "late_spans", (long long)c->late_spans, "truncated",
-                         (long long)c->truncated, "violations", int_tuple(c->violations, c->edge_count), "wall_ns", (long long)c->wall_ns,
+    return Py_BuildValue("{sL sL sL sL sL sL sL sL sN sN sL sL sL sL}", "count", (long long)c->count, "errors", (long long)c->errors, "items",
+                         (long long)c->items, "excluded", (long long)c->excluded, "shed", (long long)c->shed,
+                         "cancelled", (long long)c->cancelled, "late_spans", (long long)c->late_spans, "truncated",
+                         (long long)c->truncated, "violations", int_tuple(c->violations, c->edge_count), "overdue",
+                         int_tuple(c->overdue, c->edge_count), "wall_ns", (long long)c->wall_ns,
                          "cpu_ns", (long long)c->cpu_ns, "cpu_wall_ns", (long long)c->cpu_wall_ns, "cpu_requests",
                          (long long)c->cpu_requests);
 }
@@ -187,6 +192,9 @@ PyMethodDef reader_methods[] = {
      "begin_epoch($self, /, *, breaching=2048, reservoir=64, slowest=32)\n--\n\nReset the retention budgets."},
     {"lock_sites", reader_lock_sites, METH_NOARGS,
      "lock_sites($self, /)\n--\n\n(lock, site_id, site, stage, waits, wait_ns, longest_hold_ns) of each root site."},
+    {"_stack", (PyCFunction)(void (*)(void))reader_stack, METH_FASTCALL,
+     "_stack($self, ident, depth, /)\n--\n\n(function, file, line) of a thread's frames, innermost first; None without such a thread."},
+    {"_open", reader_open, METH_NOARGS, "_open($self, /)\n--\n\n(id, name, stage, start_ns, thread, carrier, itself) of each open request."},
     {"counters", reader_counters, METH_NOARGS, "counters($self, /)\n--\n\nEverything dropped, refused or failed."},
     {NULL, NULL, 0, NULL},
 };
