@@ -23,6 +23,7 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define SLOW_PATH __attribute__((noinline, cold))
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 enum {
     COLUMN_LIMIT = 64,
@@ -146,12 +147,19 @@ struct Request {
     double size;
     int64_t cpu_begin, nvcsw, nivcsw, cpu_ns;
     uint64_t activity, nested_activity;
+    uint64_t thread_state; /* id of the interpreter's thread state at entry */
     uint32_t generation, tid;
     int depth;
-    uint8_t slot_count;
-    char open, used, entered, has_size, has_started, has_cpu;
+    char used, entered, has_size, has_started, has_cpu;
+    union {
+        uint32_t state; /* all of it at once, for frame.h */
+        struct {
+            char open, wanted;
+            uint8_t slot_count, unused;
+        };
+    };
     signed char in_call; /* 0 with statement, 1 decorated function, -1 decorated function that may suspend */
-    char overlapping, truncated, wanted, profiled, foreign_thread, cpu_measured;
+    char overlapping, truncated, profiled, foreign_thread, cpu_measured;
     int64_t vector[COLUMN_LIMIT];
     Slot slots[SLOT_LIMIT];
 };
@@ -182,6 +190,7 @@ struct Recorder {
     char enabled, armed, lock_holds, cpu_mode, clock_mode;
     PyObject *clock;
     PyObject *var; /* ContextVar holding the current Request */
+    const struct VarCache *cache; /* where that keeps what it read last; see frame.h */
     PyObject *on_start, *on_enter, *on_exit, *on_finish;
     PyObject *trace_context; /* asked for the application's span when a request is kept; NULL for nobody */
     StageCache stage_cache[STAGE_CACHE];
@@ -251,6 +260,9 @@ static inline void revive(PyObject *object) {
 FOR_EACH_NAME(DECLARE_NAME)
 #undef DECLARE_NAME
 extern PyObject *str_with, *str_lock_wait, *str_lock_hold, *str_empty;
+
+/* context.c */
+void context_setup(Recorder *rec);
 
 /* clock.c */
 void swallow_error(void);
@@ -358,6 +370,7 @@ void request_begin(Request *r, int caller_known);
 void request_end(Request *r, PyObject *exc_type);
 void request_finish_now(Request *r, PyObject *error);
 void request_close_uncounted(Request *r);
+uint64_t thread_state_id(void);
 Request *request_current(Recorder *rec); /* new reference to the current request, open or not, or NULL */
 void request_set_error(Request *r, PyObject *error);
 void request_interval(Request *r, int column, int64_t start, int64_t end, int flags, int64_t aux);

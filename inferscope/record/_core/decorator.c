@@ -31,9 +31,10 @@ static PyObject *call_stage(PyObject *self, PyObject *const *args, size_t nargsf
     Frame *f = LIKELY(rec->enabled) ? frame_new() : NULL;
     if (UNLIKELY(f == NULL))
         return PyObject_Vectorcall(d->func, args, nargsf, kwnames);
-    frame_enter(rec, d->def, f, str_call);
+    f->def = d->def;
+    frame_enter(rec, f, HOOK_CALL);
     PyObject *result = PyObject_Vectorcall(d->func, args, nargsf, kwnames);
-    frame_exit(rec, f, result == NULL, str_call);
+    frame_exit(rec, f, result == NULL, HOOK_CALL);
     frame_free(f);
     return result;
 }

@@ -8,6 +8,35 @@
 #define INFERSCOPE_FRAME_H
 #include "core.h"
 
+/* What a context variable looks like in every CPython from 3.10 to 3.14 with the GIL, up to the value that it read last. context.c tries
+ * once whether this one does too; where not, it is asked in the documented way. */
+typedef struct VarCache {
+    PyObject_HEAD
+    PyObject *name, *fallback, *value; /* value: borrowed */
+    uint64_t thread, version;
+} VarCache;
+
+#if PY_VERSION_HEX >= 0x030D0000
+#define THREAD_STATE() PyThreadState_GetUnchecked()
+#else
+#define THREAD_STATE() _PyThreadState_UncheckedGet()
+#endif
+
+/* The context's request, borrowed, when it is open, was entered by this thread, has room and calls no hook, and when all of that is known
+ * without a call; else NULL. Little-endian, as Slot is: an open, unwanted request's `state` is 1 + 65536 * slot_count. */
+ALWAYS_INLINE Request *context_request(const Recorder *rec) {
+#ifndef Py_GIL_DISABLED
+    const VarCache *cache = rec->cache;
+    const PyThreadState *thread = THREAD_STATE();
+    Request *r = (Request *)cache->value;
+    uint64_t id = thread->id;
+    if (LIKELY(r != NULL && cache->thread == id && cache->version == thread->context_ver && Py_IS_TYPE(r, &Request_Type) &&
+               r->thread_state == id && (r->state & 0xffff) == 1 && r->state < (uint32_t)SLOT_LIMIT << 16))
+        return r;
+#endif
+    return NULL;
+}
+
 /* Hangs `f` on the open request `r` (whose reference the frame takes over). */
 static inline void frame_link(Frame *f, Request *r) {
     uint32_t tid = thread_id();
@@ -43,37 +72,6 @@ static inline void frame_started(Frame *f, int64_t now) {
         f->request->slots[f->slot].start = now;
 }
 
-/* `hook_kind`: "with", "call", or NULL for regions that may suspend. */
-static inline void frame_enter(Recorder *rec, const Def *def, Frame *f, PyObject *hook_kind) {
-    PyObject *current = NULL;
-    f->def = def;
-    f->request = NULL;
-    f->slot = NO_SLOT;
-    if (UNLIKELY(PyContextVar_Get(rec->var, NULL, &current) < 0)) {
-        PyErr_Clear();
-        rec->internal_errors++;
-    }
-    if (current != NULL) {
-        if (LIKELY(Py_IS_TYPE(current, &Request_Type))) {
-            Request *r = (Request *)current;
-            if (UNLIKELY(r->wanted) && r->open && hook_kind != NULL)
-                hook_call(rec, rec->on_enter, r, def->name, hook_kind);
-            if (LIKELY(r->open)) {
-                frame_link(f, r);
-                f->start = rec_now(rec);
-                if (LIKELY(f->slot != NO_SLOT))
-                    r->slots[f->slot].start = f->start;
-                return;
-            }
-            f->request = r; /* closed: the end of this frame will be late */
-            f->generation = 0;
-        } else {
-            Py_DECREF(current);
-        }
-    }
-    f->start = rec_now(rec);
-}
-
 /* Ends a linked or unlinked frame at `end`. */
 static inline void frame_end(Recorder *rec, Frame *f, int64_t end, int64_t duration, int error) {
     Request *r = f->request;
@@ -97,23 +95,56 @@ static inline void frame_end(Recorder *rec, Frame *f, int64_t end, int64_t durat
     }
 }
 
-static inline void frame_exit(Recorder *rec, Frame *f, int error, PyObject *hook_kind) {
-    int64_t end = rec_now(rec);
-    int64_t duration = end - f->start;
+/* What hooks are told of a region: nothing of one that may suspend. */
+typedef enum { HOOK_NONE, HOOK_WITH, HOOK_CALL } HookKind;
+
+SLOW_PATH void frame_enter_slow(Recorder *rec, Frame *f, HookKind kind);
+SLOW_PATH void frame_exit_slow(Recorder *rec, Frame *f, int64_t end, int error, HookKind kind);
+
+/* `f->def` is set. */
+ALWAYS_INLINE void frame_enter(Recorder *rec, Frame *f, HookKind kind) {
+    Request *r = context_request(rec);
+    if (UNLIKELY(r == NULL)) {
+        frame_enter_slow(rec, f, kind);
+        return;
+    }
+    uint32_t state = r->state;
+    Frame *top = r->top;
+    Slot *s = &r->slots[state >> 16];
+    Py_INCREF(r);
+    r->state = state + 65536;
+    r->top = f;
+    f->prev = top;
+    f->request = r;
+    f->child_ns = 0;
+    f->last_end = 0;
+    f->generation = r->generation;
+    f->slot = (uint8_t)(state >> 16);
+    /* one store for thread, column, parent and flags, in the order that Slot has them */
+    uint64_t packed = r->tid | (uint64_t)(uint16_t)f->def->column << 32 | (uint64_t)top->slot << 48;
+    s->aux = 0;
+    memcpy(&s->thread, &packed, sizeof packed);
+    s->start = f->start = rec_now(rec);
+}
+
+ALWAYS_INLINE void frame_exit(Recorder *rec, Frame *f, int error, HookKind kind) {
+    int64_t end = rec_now(rec), duration = end - f->start;
     Request *r = f->request;
-    if (UNLIKELY(duration < 0)) {
-        duration = 0;
-        end = f->start;
+    const Def *def = f->def;
+    /* on top: then the request is open and the frame its own */
+    if (UNLIKELY(r == NULL || r->top != f || r->wanted || f->slot == NO_SLOT || error || def->series == NULL ||
+                 (uint64_t)duration > (uint64_t)HIGHEST_NS)) {
+        frame_exit_slow(rec, f, end, error, kind);
+        return;
     }
-    if (LIKELY(f->def->series != NULL))
-        series_record2(f->def->series, duration);
-    if (r != NULL) {
-        frame_end(rec, f, end, duration, error);
-        f->request = NULL;
-        if (UNLIKELY(r->wanted) && hook_kind != NULL) /* also after its end: what was entered is left */
-            hook_call(rec, rec->on_exit, r, f->def->name, hook_kind);
-        Py_DECREF(r);
-    }
+    Frame *prev = f->prev;
+    series_record2(def->series, duration);
+    r->slots[f->slot].end = end;
+    r->top = prev;
+    r->vector[def->column] += duration - f->child_ns;
+    prev->child_ns += duration;
+    prev->last_end = end;
+    Py_DECREF(r);
 }
 
 /* A region dropped without its end (a coroutine never finished): its time stays in the request, no value goes to the series. */

@@ -358,6 +358,7 @@ static PyObject *recorder_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         Py_DECREF(rec);
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
     }
+    context_setup(rec);
     return (PyObject *)rec;
 }
 

@@ -183,6 +183,7 @@ void request_begin(Request *r, int caller_known) {
     link_to_outer(rec, r);
     r->id = ++rec->next_id;
     r->tid = thread_id();
+    r->thread_state = thread_state_id();
     r->activity = ++inferscope_thread.activity;
     set_current(rec, (PyObject *)r);
     if (!is_carrier(r))

@@ -9,14 +9,15 @@
 #include "frame.h"
 #include <stddef.h>
 
+enum { SPAN_NEW, SPAN_ENTERED, SPAN_NESTED }; /* NESTED: entered, and entered again */
+
 typedef struct Span {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     Recorder *rec;
-    Def *def;
-    struct Span *inner; /* innermost re-entry of this object; each knows the one before it as its own `inner` */
     Frame frame;
-    char entered;
+    struct Span *inner; /* of a NESTED one the innermost re-entry; each knows the one before it as its own `inner` */
+    char state;
 } Span;
 
 enum { FREE_SPANS = 256 };
@@ -75,7 +76,7 @@ int enter_exit_install(PyTypeObject *type) {
 
 static PyObject *span_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 
-static inline PyObject *span_new(Recorder *rec, Def *def) {
+static inline PyObject *span_new(Recorder *rec, const Def *def) {
     Span *s;
     if (LIKELY(free_span_count > 0)) {
         s = free_spans[--free_span_count];
@@ -88,10 +89,8 @@ static inline PyObject *span_new(Recorder *rec, Def *def) {
     }
     Py_INCREF(rec);
     s->rec = rec;
-    s->def = def;
-    s->inner = NULL;
-    s->frame.request = NULL;
-    s->entered = 0;
+    s->frame.def = def;
+    s->state = SPAN_NEW;
     return (PyObject *)s;
 }
 
@@ -109,12 +108,17 @@ PyObject *recorder_stage(PyObject *self, PyObject *name) {
     return span;
 }
 
+/* Dropped while entered. */
+SLOW_PATH static void span_abandon(Span *s) {
+    frame_abandon(s->rec, &s->frame);
+    if (s->state == SPAN_NESTED)
+        Py_CLEAR(s->inner);
+}
+
 static void span_dealloc(PyObject *self) {
     Span *s = (Span *)self;
-    if (UNLIKELY(s->frame.request != NULL)) /* dropped while entered */
-        frame_abandon(s->rec, &s->frame);
-    if (UNLIKELY(s->inner != NULL))
-        Py_CLEAR(s->inner);
+    if (UNLIKELY(s->state != SPAN_NEW))
+        span_abandon(s);
     Py_DECREF(s->rec);
     if (LIKELY(free_span_count < FREE_SPANS))
         free_spans[free_span_count++] = s;
@@ -123,64 +127,74 @@ static void span_dealloc(PyObject *self) {
 }
 
 /* The same object entered again while open: a fresh span, last in first out. */
-SLOW_PATH static int span_enter_again(Span *s) {
-    Span *again = (Span *)span_new(s->rec, s->def);
+SLOW_PATH static void span_enter_again(Span *s) {
+    Span *again = (Span *)span_new(s->rec, s->frame.def);
     if (again == NULL) {
         PyErr_Clear();
-        return -1;
+        s->rec->internal_errors++;
+        return;
     }
-    again->inner = s->inner;
+    again->inner = s->state == SPAN_NESTED ? s->inner : NULL;
+    again->state = SPAN_NESTED;
     s->inner = again;
-    again->entered = 1;
-    frame_enter(again->rec, again->def, &again->frame, str_with);
-    return 0;
+    s->state = SPAN_NESTED;
+    frame_enter(again->rec, &again->frame, HOOK_WITH);
 }
 
 SLOW_PATH static void span_leave_again(Span *s, int error) {
     Span *again = s->inner;
     s->inner = again->inner;
-    again->inner = NULL;
-    again->entered = 0;
-    frame_exit(again->rec, &again->frame, error, str_with);
+    s->state = s->inner != NULL ? SPAN_NESTED : SPAN_ENTERED;
+    again->state = SPAN_NEW;
+    frame_exit(again->rec, &again->frame, error, HOOK_WITH);
     Py_DECREF(again);
 }
 
-static PyObject *span_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
-    Span *s = (Span *)self;
-    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
-    if (LIKELY(kwnames == NULL)) {
-        if (n == 0) {
-            if (LIKELY(!s->entered)) {
-                s->entered = 1;
-                frame_enter(s->rec, s->def, &s->frame, str_with);
-            } else if (span_enter_again(s) < 0) {
-                s->rec->internal_errors++;
-            }
-            return Py_NewRef(self);
-        }
-        if (LIKELY(n == 3)) {
-            if (UNLIKELY(s->inner != NULL)) {
-                span_leave_again(s, args[0] != Py_None);
-            } else if (LIKELY(s->entered)) {
-                s->entered = 0;
-                frame_exit(s->rec, &s->frame, args[0] != Py_None, str_with);
-            }
-            Py_RETURN_NONE;
-        }
-        if (n == 1)
-            return decorate(s->rec, s->def, NULL, args[0]);
+__attribute__((noinline)) static PyObject *span_enter(Span *s) {
+    if (LIKELY(s->state == SPAN_NEW)) {
+        s->state = SPAN_ENTERED;
+        frame_enter(s->rec, &s->frame, HOOK_WITH);
+    } else {
+        span_enter_again(s);
     }
+    return Py_NewRef((PyObject *)s);
+}
+
+__attribute__((noinline)) static PyObject *span_leave(Span *s, int error) {
+    if (LIKELY(s->state == SPAN_ENTERED)) {
+        s->state = SPAN_NEW;
+        frame_exit(s->rec, &s->frame, error, HOOK_WITH);
+    } else if (s->state == SPAN_NESTED) {
+        span_leave_again(s, error);
+    }
+    Py_RETURN_NONE;
+}
+
+SLOW_PATH static PyObject *span_decorate(Span *s, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    if (n == 1 && kwnames == NULL)
+        return decorate(s->rec, (Def *)s->frame.def, NULL, args[0]);
     PyErr_SetString(PyExc_TypeError, "a stage is a context manager or decorates one function");
     return NULL;
 }
 
+static PyObject *span_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    if (LIKELY(kwnames == NULL)) {
+        if (n == 0)
+            return span_enter((Span *)self);
+        if (n == 3)
+            return span_leave((Span *)self, args[0] != Py_None);
+    }
+    return span_decorate((Span *)self, args, n, kwnames);
+}
+
 static PyObject *span_repr(PyObject *self) {
-    return PyUnicode_FromFormat("<inferscope stage %R>", ((Span *)self)->def->name);
+    return PyUnicode_FromFormat("<inferscope stage %R>", ((Span *)self)->frame.def->name);
 }
 
 static PyObject *span_name(PyObject *self, void *closure) {
     (void)closure;
-    return Py_NewRef(((Span *)self)->def->name);
+    return Py_NewRef(((Span *)self)->frame.def->name);
 }
 
 static PyGetSetDef span_getset[] = {{"name", span_name, NULL, "The stage's name.", NULL}, {NULL, NULL, NULL, NULL, NULL}};

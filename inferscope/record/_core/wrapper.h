@@ -36,7 +36,8 @@ static inline void wrapped_begin(Wrapped *w) {
     Decorated *d = w->owner;
     w->state = WRAPPED_OPEN;
     if (LIKELY(d->def != NULL)) {
-        frame_enter(d->rec, d->def, &w->frame, NULL);
+        w->frame.def = d->def;
+        frame_enter(d->rec, &w->frame, HOOK_NONE);
         return;
     }
     w->request = (Request *)request_clone(d->template_);
@@ -54,7 +55,7 @@ static inline void wrapped_finish(Wrapped *w, PyObject *error) {
         return;
     w->state = WRAPPED_DONE;
     if (LIKELY(w->owner->def != NULL)) {
-        frame_exit(w->owner->rec, &w->frame, error != NULL, NULL);
+        frame_exit(w->owner->rec, &w->frame, error != NULL, HOOK_NONE);
     } else if (w->request != NULL) {
         request_end(w->request, error);
         Py_CLEAR(w->request);
