@@ -188,9 +188,15 @@ class ClassWindow:
     excluded: int
     """Profiled requests: in `count` and `violations`, not in `latency` nor `bands`."""
     violations: tuple[int, ...]
-    """Requests above each edge."""
+    """Requests above each edge, or past their deadline."""
     latency: Distribution
     bands: BandSums
+    shed: int = 0
+    """Requests that were refused on purpose: in `count` only."""
+    cancelled: int = 0
+    """Requests whose caller gave up before they were above the lowest edge: in `count` only."""
+    overdue: tuple[int, ...] = ()
+    """Requests past their deadline that are not above each edge; in `errors` and, by their wall time, in `latency` and `bands`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,9 @@ class ClassTotals:
     """Thread CPU time of the requests it was measured for, whose wall time is `cpu_wall_ns`."""
     cpu_wall_ns: int
     cpu_requests: int
+    shed: int = 0
+    cancelled: int = 0
+    overdue: tuple[int, ...] = ()
 
 
 class _Series:
@@ -260,7 +263,11 @@ class Aggregator:
     def _class_window(self, index: int, held: _Class) -> ClassWindow:
         read = self._recorder.read_class(index)
         totals = ClassTotals(
-            key=held.key, edges_ns=held.edges_ns, **{name: read[name] for name in _TOTALS}, violations=tuple(read["violations"])
+            key=held.key,
+            edges_ns=held.edges_ns,
+            **{name: read.get(name, 0) for name in _TOTALS},
+            violations=tuple(read["violations"]),
+            overdue=tuple(read.get("overdue", (0,) * len(read["violations"]))),
         )
         before = held.totals
         if before is not None and totals.count < before.count:
@@ -268,7 +275,9 @@ class Aggregator:
             before = None
         held.totals = totals
         # an objective that was added since has counted nothing before
-        earlier = before.violations if before is not None and before.edges_ns == totals.edges_ns else (0,) * len(totals.violations)
+        same = before is not None and before.edges_ns == totals.edges_ns
+        earlier = before.violations if before is not None and same else (0,) * len(totals.violations)
+        late = before.overdue if before is not None and same else (0,) * len(totals.overdue)
         return ClassWindow(
             held.key,
             held.edges_ns,
@@ -279,6 +288,9 @@ class Aggregator:
             tuple(max(now - then, 0) for now, then in zip(totals.violations, earlier, strict=True)),
             self._series[held.series].window,
             held.read_bands(self._recorder, index),
+            totals.shed - (before.shed if before else 0),
+            totals.cancelled - (before.cancelled if before else 0),
+            tuple(max(now - then, 0) for now, then in zip(totals.overdue, late, strict=True)),
         )
 
     def _drain(self, rest: Callable[[], object]) -> tuple[RequestRecord, ...]:
@@ -295,7 +307,20 @@ class Aggregator:
         return tuple(records)
 
 
-_TOTALS: Final = ("count", "errors", "items", "excluded", "late_spans", "truncated", "wall_ns", "cpu_ns", "cpu_wall_ns", "cpu_requests")
+_TOTALS: Final = (
+    "count",
+    "errors",
+    "items",
+    "excluded",
+    "late_spans",
+    "truncated",
+    "wall_ns",
+    "cpu_ns",
+    "cpu_wall_ns",
+    "cpu_requests",
+    "shed",
+    "cancelled",
+)
 
 
 def _changed(known: Sequence[_Series], found: Sequence[tuple[int, str, tuple[str, ...], int, int, int]]) -> bool:

@@ -79,10 +79,17 @@ def _count_class(slo: SLO, held: ClassWindow) -> Counts:
     requests = int(held.bands.counts.sum())
     threshold = slo.threshold_ns
     if threshold in held.edges_ns:
-        exceeding = tail(held.bands, held.edges_ns, held.edges_ns.index(threshold))[0]
+        edge = held.edges_ns.index(threshold)
+        exceeding = tail(held.bands, held.edges_ns, edge)[0] + (held.overdue[edge] if held.overdue else 0)
     else:  # the edge was not set before these requests: the histogram knows it to a thousandth
         exceeding = min(above(held.latency, threshold), requests)
-    return Counts(requests, exceeding, held.errors, min(above(held.latency, SEVERE * threshold), exceeding), held.excluded)
+    severe = min(above(held.latency, SEVERE * threshold), exceeding)
+    return Counts(requests, min(exceeding, requests), held.errors, severe, _withheld(held))
+
+
+def _withheld(held: ClassWindow) -> int:
+    """Requests that are counted and not judged."""
+    return held.excluded + held.shed + held.cancelled
 
 
 def flow(slo: SLO | None, window: Window) -> Counts:
@@ -121,17 +128,17 @@ class Jitter:
         latency = held.latency
         known = self._held.get(held.key)
         if not latency.count:
-            return Counts(0, 0, excluded=held.excluded)
+            return Counts(0, 0, excluded=_withheld(held))
         if known is None or len(known) != len(latency.counts):
             known = self._held[held.key] = np.zeros(len(latency.counts))
         known *= keep
         known += latency.counts
         sums: FloatArray = np.cumsum(known)
         if sums[-1] < 100:
-            return Counts(0, 0, excluded=held.excluded)
+            return Counts(0, 0, excluded=_withheld(held))
         middle = value_at_index(int(np.count_nonzero(sums < sums[-1] / 2.0)), layout(latency))[1]
         exceeding = above(latency, middle + round((self._slo.jitter_ms or 0.0) * 1e6))
-        return Counts(latency.count, min(exceeding, latency.count), excluded=held.excluded)
+        return Counts(latency.count, min(exceeding, latency.count), excluded=_withheld(held))
 
 
 class SizeFilter:
@@ -160,7 +167,7 @@ class SizeFilter:
         for held in window.classes:
             if self._slo.judges(held.key):
                 found += self._estimate(held)
-                excluded += held.excluded
+                excluded += _withheld(held)
         whole = [0, 0, 0, 0]
         for position, value in enumerate(found):
             self._carry[position] += float(value)

@@ -129,17 +129,56 @@ static void count_unprofiled(Recorder *rec, const Request *r, int band) {
     }
 }
 
+enum { SERVED, FAILED, OVERDUE, CANCELLED, SHED };
+
+/* What became of a request, from the word that its `error` is; detect/counting.py says what follows. */
+static int outcome_of(PyObject *error) {
+    if (error == NULL)
+        return SERVED;
+    if (PyUnicode_CompareWithASCIIString(error, "shed") == 0)
+        return SHED;
+    if (PyUnicode_CompareWithASCIIString(error, "deadline") == 0)
+        return OVERDUE;
+    static const char *const given_up[] = {"cancelled", "CancelledError", "GeneratorExit"};
+    for (int i = 0; i < 3; i++)
+        if (PyUnicode_CompareWithASCIIString(error, given_up[i]) == 0)
+            return CANCELLED;
+    return FAILED;
+}
+
+/* Counts a request that nobody judges: it was refused, or its caller gave up before it was late. */
+static void fold_withheld(Recorder *rec, Request *r, int outcome) {
+    Class *c = r->class_;
+    c->count++;
+    c->wall_ns += r->wall;
+    *(outcome == SHED ? &c->shed : &c->cancelled) += 1;
+    if (r->pin != NULL)
+        pin_hold(rec, r, -1, NULL);
+}
+
+static void count_violations(Class *c, const Request *r, int overdue) {
+    for (int i = 0; i < c->edge_count; i++) {
+        int above = r->wall > c->edges[i];
+        c->violations[i] += above || overdue;
+        c->overdue[i] += overdue && !above && !r->profiled;
+    }
+}
+
 /* Counts a finished request whose wall time and vector are fixed. */
 void class_fold(Recorder *rec, Request *r) {
     Class *c = r->class_;
+    int outcome = outcome_of(r->error);
+    if (UNLIKELY(outcome >= CANCELLED) && (outcome == SHED || c->edge_count == 0 || r->wall <= c->edges[0])) {
+        fold_withheld(rec, r, outcome);
+        return;
+    }
     int band = class_band(c, r->wall);
     c->count++;
     c->items += r->items;
     c->wall_ns += r->wall;
-    c->errors += r->error != NULL;
+    c->errors += outcome == FAILED || outcome == OVERDUE;
     c->ewma_ns += c->ewma_ns == 0 ? r->wall : (r->wall - c->ewma_ns) >> 4;
-    for (int i = 0; i < c->edge_count; i++)
-        c->violations[i] += r->wall > c->edges[i];
+    count_violations(c, r, outcome == OVERDUE);
     if (r->truncated) {
         c->truncated++;
         rec->truncated++;

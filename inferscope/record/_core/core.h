@@ -103,7 +103,8 @@ typedef struct {
     int64_t edges[EDGE_LIMIT];
     int edge_band[EDGE_LIMIT];
     int64_t violations[EDGE_LIMIT];
-    int64_t count, errors, items, excluded, late_spans, truncated;
+    int64_t overdue[EDGE_LIMIT]; /* past their deadline, though not above the edge */
+    int64_t count, errors, items, excluded, shed, cancelled, late_spans, truncated;
     int64_t wall_ns, cpu_ns, cpu_wall_ns, cpu_requests;
     int64_t ewma_ns, begun;
     int64_t band_counts[BAND_LIMIT];

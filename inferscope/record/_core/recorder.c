@@ -152,10 +152,11 @@ static PyObject *recorder_set_hooks(PyObject *self, PyObject *args, PyObject *kw
 
 static void class_zero(Class *c) {
     memset(c->violations, 0, sizeof c->violations);
+    memset(c->overdue, 0, sizeof c->overdue);
     memset(c->band_counts, 0, sizeof c->band_counts);
     memset(c->band_sums, 0, (size_t)BAND_LIMIT * COLUMN_LIMIT * sizeof(int64_t));
     memset(c->seen, 0, sizeof c->seen);
-    c->count = c->errors = c->items = c->excluded = c->late_spans = c->truncated = 0;
+    c->count = c->errors = c->items = c->excluded = c->shed = c->cancelled = c->late_spans = c->truncated = 0;
     c->wall_ns = c->cpu_ns = c->cpu_wall_ns = c->cpu_requests = c->ewma_ns = c->begun = 0;
     c->heap_len = 0;
 }

@@ -295,14 +295,16 @@ static void class_drop_edges(Class *c) {
 
 /* `edges`: ascending tuple of at most EDGE_LIMIT ints. Violations of an edge that stays are kept. */
 void class_set_edges(Recorder *rec, Class *c, PyObject *edges) {
-    int64_t fresh[EDGE_LIMIT], violations[EDGE_LIMIT] = {0};
+    int64_t fresh[EDGE_LIMIT], violations[EDGE_LIMIT] = {0}, overdue[EDGE_LIMIT] = {0};
     int n = (int)PyTuple_GET_SIZE(edges), same = n == c->edge_count;
     for (int i = 0; i < n; i++) {
         fresh[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(edges, i));
         same = same && fresh[i] == c->edges[i];
         for (int j = 0; j < c->edge_count; j++)
-            if (c->edges[j] == fresh[i])
+            if (c->edges[j] == fresh[i]) {
                 violations[i] = c->violations[j];
+                overdue[i] = c->overdue[j];
+            }
     }
     if (same)
         return;
@@ -312,6 +314,7 @@ void class_set_edges(Recorder *rec, Class *c, PyObject *edges) {
         c->edges[i] = fresh[i];
         c->edge_band[i] = band_of(fresh[i]);
         c->violations[i] = violations[i];
+        c->overdue[i] = overdue[i];
     }
     c->edge_count = n;
 }

@@ -16,6 +16,7 @@ __all__ = ["RequestClass"]
 
 _SMOOTHING: Final = 16
 _MILLISECOND: Final = 1_000_000
+_GIVEN_UP: Final = frozenset({"cancelled", "CancelledError", "GeneratorExit"})
 
 
 class RequestClass:
@@ -29,8 +30,8 @@ class RequestClass:
     """
 
     __slots__ = (
-        "bands", "cls", "count", "cpu_ns", "cpu_requests", "cpu_wall_ns", "edges", "errors", "excluded", "heap", "index", "items",
-        "late_spans", "model", "name", "seen", "series", "started", "truncated", "typical_ns", "violations", "wall_ns",
+        "bands", "cancelled", "cls", "count", "cpu_ns", "cpu_requests", "cpu_wall_ns", "edges", "errors", "excluded", "heap", "index", "items",
+        "late_spans", "model", "name", "overdue", "seen", "series", "shed", "started", "truncated", "typical_ns", "violations", "wall_ns",
     )  # fmt: skip
 
     def __init__(self, index: int, key: tuple[str, str | None, str | None], series: Series, edges: tuple[int, ...]) -> None:
@@ -44,8 +45,10 @@ class RequestClass:
         """Forget everything that was counted."""
         self.bands = BandTable(COLUMN_LIMIT)
         self.count = self.errors = self.items = self.excluded = self.late_spans = self.truncated = 0
+        self.shed = self.cancelled = 0
         self.wall_ns = self.cpu_ns = self.cpu_wall_ns = self.cpu_requests = 0
         self.violations = [0] * len(self.edges)
+        self.overdue = [0] * len(self.edges)
         self.started = 0
         self.typical_ns = 0
         self.heap: list[int] = []
@@ -55,8 +58,10 @@ class RequestClass:
         """Put other edges in force; rows of the old ones return to their bands."""
         if edges != self.edges:
             kept = dict(zip(self.edges, self.violations, strict=True))
+            late = dict(zip(self.edges, self.overdue, strict=True))
             self.bands.fold_edges(self.edges)
             self.violations = [kept.get(edge, 0) for edge in edges]
+            self.overdue = [late.get(edge, 0) for edge in edges]
             self.edges = edges
 
     def row_of(self, wall_ns: int) -> int:
@@ -73,17 +78,29 @@ class RequestClass:
         self.started = number + 1
         return self.typical_ns >= _MILLISECOND or number % 64 == 0
 
-    def count_request(self, wall_ns: int, items: int, *, error: bool) -> None:
-        """Count what holds for every request, profiled or not."""
+    def withhold(self, wall_ns: int, error: str | None) -> bool:
+        """Count a request that nobody judges, and say whether it is one: it was refused, or its caller gave up before it was late."""
+        shed = error == "shed"
+        if not shed and (error not in _GIVEN_UP or (self.edges and wall_ns > self.edges[0])):
+            return False
+        self.count += 1
+        self.wall_ns += wall_ns
+        self.shed += shed
+        self.cancelled += not shed
+        return True
+
+    def count_request(self, wall_ns: int, items: int, error: str | None, *, profiled: bool) -> None:
+        """Count what holds for every request that is judged, profiled or not."""
         self.count += 1
         self.items += items
         self.wall_ns += wall_ns
-        if error:
+        if error is not None and error not in _GIVEN_UP:
             self.errors += 1
-        violations = self.violations
+        overdue = error == "deadline"
         for index, edge in enumerate(self.edges):
-            if wall_ns > edge:
-                violations[index] += 1
+            above = wall_ns > edge
+            self.violations[index] += above or overdue
+            self.overdue[index] += overdue and not above and not profiled
         self.typical_ns = self.typical_ns + (wall_ns - self.typical_ns) // _SMOOTHING if self.typical_ns else wall_ns
 
     def count_latency(self, wall_ns: int, vector: Sequence[int]) -> int:
@@ -106,9 +123,12 @@ class RequestClass:
             "errors": self.errors,
             "items": self.items,
             "excluded": self.excluded,
+            "shed": self.shed,
+            "cancelled": self.cancelled,
             "late_spans": self.late_spans,
             "truncated": self.truncated,
             "violations": tuple(self.violations),
+            "overdue": tuple(self.overdue),
             "wall_ns": self.wall_ns,
             "cpu_ns": self.cpu_ns,
             "cpu_wall_ns": self.cpu_wall_ns,

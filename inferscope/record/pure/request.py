@@ -271,13 +271,18 @@ class Request:
     def _count(self, recorder: Recorder, wall_ns: int) -> None:
         """Fold the request into its class; hand it over when something asks for it."""
         of = self._of
+        if self.error is not None and of.withhold(wall_ns, self.error):
+            if self.pin is not None:
+                recorder.pins.forget(self.id)
+                self.pin = None
+            return
         before, after = self._before, None
         if before is not None and self.cpu_known and get_ident() == self.ident:
             after = self._readings()
         cpu = switched = forced = None
         if before is not None and after is not None and before[3] == after[3]:
             cpu, switched, forced = after[0] - before[0], after[1] - before[1], after[2] - before[2]
-        of.count_request(wall_ns, whole(self.items), error=self.error is not None)
+        of.count_request(wall_ns, whole(self.items), self.error, profiled=self.profiled)
         if self.truncated:
             of.truncated += 1
             recorder.losses.truncated += 1
