@@ -41,9 +41,8 @@ def watch_queue(name: str, watched: queue.Queue[Any]) -> queue.Queue[Any]:
     Raises:
         TypeError: Not a `queue.Queue`, or one that reorders (`LifoQueue`, `PriorityQueue`): the wait of an item cannot be told there.
     """
-    given: object = watched
-    if not isinstance(given, queue.Queue) or isinstance(given, (queue.LifoQueue, queue.PriorityQueue)):
-        message = f"watch_queue({name!r}, …) takes a queue.Queue that keeps the order of arrival, not a {type(given).__name__}"
+    if isinstance(watched, (queue.LifoQueue, queue.PriorityQueue)) or not hasattr(watched, "mutex"):
+        message = f"watch_queue({name!r}, …) takes a queue.Queue that keeps the order of arrival, not a {type(watched).__name__}"
         raise TypeError(message)
     with watched.mutex:
         _named[watched] = (name, deque([0] * len(watched.queue)))

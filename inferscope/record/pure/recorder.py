@@ -50,13 +50,13 @@ class Recorder(Shared):
         self.lock_holds = True
 
     @seen_as(recorder_stage)
-    def stage(self, name: str, /) -> Span | Noop:
-        """A span of a stage: `with recorder.stage("x"):` or `@recorder.stage("x")`."""
+    def stage(self, name: str, /) -> Span:
+        """A span of a stage: `with recorder.stage("x"):` or `@recorder.stage("x")`; while disabled the no-op, which acts as one."""
         try:
-            return Span(self.registry.stages[name]) if self.enabled else NOOP
+            return Span(self.registry.stages[name]) if self.enabled else NOOP  # type: ignore[return-value]  # a union is no typed decorator
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             self.failed()
-            return NOOP
+            return NOOP  # type: ignore[return-value]
 
     @seen_as(recorder_request)
     def request(
@@ -69,8 +69,8 @@ class Recorder(Shared):
         model: str | None = None,
         cls: str | None = None,
         started_ns: int | None = None,
-    ) -> Request | Noop:
-        """A request: context manager and decorator.
+    ) -> Request:
+        """A request: context manager and decorator; while disabled the no-op, which acts as one.
 
         Args:
             name: Request name; low cardinality.
@@ -80,7 +80,7 @@ class Recorder(Shared):
             cls: A bounded class, such as a tenant tier.
             started_ns: True arrival on the recorder's clock; the time up to the entry is the queue `backlog`.
         """
-        return Request(self, name, size, items, model, cls, started_ns) if self.enabled else NOOP
+        return Request(self, name, size, items, model, cls, started_ns) if self.enabled else NOOP  # type: ignore[return-value]
 
     def lock(self, name: str, lock: L, /) -> L:
         """A wrapper that acts as the lock and times waits and holds under a name; asyncio's locks too.
