@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from inferscope import guard, integration, pod
+from inferscope import guard, integration, pod, remote
 from inferscope.aggregate import snapshot as snapshots
 from inferscope.aggregate.histogram import percentiles
 from inferscope.aggregate.horizon import Horizon
@@ -17,6 +18,7 @@ from inferscope.capture.incident import IncidentKeeper
 from inferscope.capture.plan import Plan
 from inferscope.capture.request_scoped import RequestScopedCapture
 from inferscope.clock import NS_PER_S
+from inferscope.control.lending import switch_part
 from inferscope.detect import edges_by_request
 from inferscope.device.nvtx import Ranges
 from inferscope.device.room import DeviceRoom
@@ -28,11 +30,13 @@ from inferscope.pace import Pace
 from inferscope.rooms.hooks import Hooks
 from inferscope.rooms.judging import Judging, budget_of
 from inferscope.rooms.outlet import Outlet
+from inferscope.rooms.reload import SettingsFile
 from inferscope.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from inferscope.capture.budget import CaptureBudget
     from inferscope.control.protocol import Wanted
     from inferscope.detect import Trigger
     from inferscope.record.core import Recorder
@@ -68,6 +72,7 @@ class Rooms:
         self.off: set[str] = set()
         """Parts that an operator switched off on demand: `capture`, `export`."""
         self._horizon_lock = threading.Lock()
+        self.file = SettingsFile(self, lambda part, on: switch_part(self, part, on))
 
     @property
     def trigger(self) -> Trigger:
@@ -105,7 +110,7 @@ class Rooms:
             )
             return pod.Pod(pod.lease(None, self.settings.service))
 
-    def _listen(self) -> None:
+    def _listen(self, before: RequestScopedCapture | None = None) -> None:
         """Let captures decide about requests, and a tool that is attached see their stages."""
         self.ranges.start()
         if self.settings.capture and not guard.is_off("capture.hooks"):
@@ -115,7 +120,25 @@ class Rooms:
                 columns=lambda: self.aggregator.columns,
                 in_flight=getattr(self.recorder, "_open", None),
             )
+            if before is not None:
+                self.capture.succeed(before)
         self._hooks.listen(self.capture)
+
+    def renew_captures(self, *, budget: CaptureBudget | None = None, on: bool | None = None) -> bool:
+        """Put another budget in force, or switch captures on that were off from the start; False while an incident needs the present ones."""
+        keeper = self.keeper
+        if keeper is not None and (keeper.current is not None or keeper.busy):
+            return False
+        self.budget = budget or self.budget
+        self.settings = replace(self.settings, capture=self.settings.capture if on is None else on)
+        before, self.capture = self.capture, None
+        if before is not None:
+            before.disable("its budget changed")
+        self._listen(before)
+        if keeper is not None:
+            self.keeper = IncidentKeeper(self._sources(), self.capture)
+            self.keeper.opened, self.keeper.last = keeper.opened, keeper.last
+        return True
 
     def _set_armed(self, armed: bool) -> None:  # noqa: FBT001  (a switch, called with what it becomes)
         self._hooks.arm(armed and "capture" not in self.off)
@@ -185,6 +208,7 @@ class Rooms:
         self.host.reset()  # its open descriptors are the parent's threads'
         self.host = HostWatch(self.gc)
         self.outlet.begin()
+        self.file = SettingsFile(self, lambda part, on: switch_part(self, part, on))
 
     def served(self) -> bool:
         """Whether this process has finished a request of its own."""
@@ -196,6 +220,7 @@ class Rooms:
         if window is None:
             return
         self._look_after(window)
+        guard.contained("settings", self.file.poll, None)
         breathe()
         guard.contained("horizon", lambda: self._remember(window, breathe), None)
         breathe()
@@ -289,6 +314,7 @@ class Rooms:
             document = self.horizon.evidence(request, from_ns, to_ns, breathe=Pace())
         document |= {"slot": slot.index, "pid": os.getpid(), "instance_id": slot.instance_id}
         document["copies"] = integration.copies()
+        document["remote"] = remote.evidence()
         document["gc"] = self.gc.evidence()
         document["host"] = guard.contained("host", lambda: self.host.evidence(request, from_ns, to_ns), None)
         document["device"] = guard.contained("device", lambda: self.device.evidence(from_ns, to_ns), document["device"])
@@ -334,6 +360,7 @@ class Rooms:
             "switched_off_on_demand": sorted(self.off),
             "overhead": cost,
             "problems": list(self.settings.problems),
+            "settings_file": self.file.status(),
             "host": self.host.status(),
             "device": self.device.status(),
             "nvtx": f"off: {self.ranges.off}" if self.ranges.off else "on",
