@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from inferscope.diagnose.device import DeviceFacts
 from inferscope.diagnose.host import HostFacts
 from inferscope.errors import EvidenceError
 
@@ -150,6 +151,9 @@ class Horizon:
     queues: tuple[Waited, ...] = ()
     stages: Mapping[str, int] = field(default_factory=dict[str, int])
     """How often each stage ran within the horizon, by name."""
+    device: DeviceFacts = field(default_factory=DeviceFacts)
+    batches: tuple[Waited, ...] = ()
+    """Work that was done for several requests at once, by name; times are the work's, not waits."""
     calls: tuple[Calls, ...] = ()
     """Calls to inference servers; running totals of the processes."""
     servers: tuple[ServerTotals, ...] = ()

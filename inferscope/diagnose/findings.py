@@ -185,7 +185,8 @@ _SPECIFIC: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(
         (
             "CLOCK_THROTTLE",
-            "MEM_PRESSURE",
+            "MEM_FRAGMENTATION",
+            "OOM_NEAR",
             "GPU_QUEUE_CONTENTION",
             "LAUNCH_BOUND",
             "NON_TENSOR_CORE",
@@ -196,7 +197,7 @@ _SPECIFIC: Final[Mapping[str, frozenset[str]]] = {
             "COMPUTE_BOUND",
             "BANDWIDTH_BOUND",
         ),
-        frozenset({"MODEL_SLOW", "STAGE_SLOW", "INPUT_SIZE", "IO_IN_REQUEST"}),
+        frozenset({"MODEL_SLOW", "STAGE_SLOW", "INPUT_SIZE", "IO_IN_REQUEST", "COPY_WAIT", "D2H_SYNC_PAGEABLE", "H2D_SYNC_PAGEABLE"}),
     ),
     "MANY_SMALL_COPIES": frozenset({"COPY_WAIT"}),
 }

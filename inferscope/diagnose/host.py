@@ -100,6 +100,8 @@ class HostFacts:
     """Columns as in `inferscope.host.scheduling.Second`; ends are unix ns."""
     ticks: FloatArray = field(default_factory=lambda: np.zeros((0, 5)))
     """Columns as in `inferscope.host.cgroup.Tick`; NaN where it is not measured."""
+    children: FloatArray = field(default_factory=lambda: np.zeros((0, 3)))
+    """Ends (unix ns), lengths and CPU time (ns) of ticks, for processes that this one started; empty where it started none."""
     quota: float | None = None
     allowed_cpus: int | None = None
     cpus: int | None = None
@@ -122,6 +124,7 @@ def read_host(documents: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> H
     sites: list[SiteTimes] = []
     seconds: list[list[float]] = []
     ticks: list[list[float]] = []
+    children: list[list[float]] = []
     reasons: dict[str, None] = {}
     firsts: list[int] = []
     limits: Mapping[str, Any] = {}
@@ -142,6 +145,7 @@ def read_host(documents: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> H
             sites += [_site(row) for row in samples.get("sites") or ()]
         scheduling: Mapping[str, Any] = host.get("scheduling") or {}
         seconds += [[float(row[0]) + offset, *map(float, row[1:])] for row in scheduling.get("seconds") or ()]
+        children += [[float(row[0]) + offset, *map(float, row[1:])] for row in host.get("children") or ()]
         cgroup: Mapping[str, Any] = host.get("cgroup") or {}
         limits = limits or cgroup
         if not ticks:  # slots of a pod share their group
@@ -156,6 +160,7 @@ def read_host(documents: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> H
         sites=tuple(sites),
         seconds=_table(seconds, 10),
         ticks=_table(ticks, 5),
+        children=_table(children, 3),
         quota=limits.get("quota"),
         allowed_cpus=limits.get("allowed_cpus"),
         cpus=limits.get("cpus"),

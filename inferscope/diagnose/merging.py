@@ -12,6 +12,7 @@ import numpy as np
 
 from inferscope.aggregate.bands import bounds_ns, order_keys
 from inferscope.aggregate.histogram import Layout, value_at_index
+from inferscope.diagnose.device import DeviceFacts, read_device
 from inferscope.diagnose.evidence import Blocks, CopySite, Document, Horizon, Sampled, SlowRequest, Waited
 from inferscope.diagnose.host import HostFacts, read_host
 from inferscope.diagnose.remote import merge_calls, merge_servers
@@ -67,8 +68,10 @@ class _Merge:
         self.classes = 0
         self.seconds: list[float] = []
         self.queues: dict[str, Waited] = {}
+        self.batches: dict[str, Waited] = {}
         self.stages: dict[str, int] = {}
         self.host = HostFacts()
+        self.device = DeviceFacts()
 
     def add_all(self, documents: Sequence[Document]) -> Horizon:
         """Add every document and freeze the result."""
@@ -86,6 +89,7 @@ class _Merge:
             msg = f"no evidence about the request {self.request!r}"
             raise EvidenceError(msg)
         self.host = read_host(list(zip(documents, mappings, strict=True)))
+        self.device = read_device(documents)
         return self._freeze(documents)
 
     def _column(self, column: Column) -> int:
@@ -142,9 +146,9 @@ class _Merge:
                 held[position] += int(copy[name])
         for series in document.get("series") or ():  # the tables above hold running totals, the series what the horizon saw
             name = str(series["labels"][0]) if series["labels"] else ""
-            if series["kind"] == "queue":
-                held_ = self.queues.get(name, Waited(name, 0, 0, 0.0, 0.0, 0.0))
-                self.queues[name] = held_.add(series)
+            if series["kind"] in {"queue", "batch"}:
+                held_ = self.queues if series["kind"] == "queue" else self.batches
+                held_[name] = held_.get(name, Waited(name, 0, 0, 0.0, 0.0, 0.0)).add(series)
             elif series["kind"] == "stage":
                 self.stages[name] = self.stages.get(name, 0) + int(series["count"])
             if series["kind"] == "copy":

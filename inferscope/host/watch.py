@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.host.cgroup import Cgroup
+from inferscope.host.children import Children
 from inferscope.host.gil import PERIOD_S, Sampler
 from inferscope.host.scheduling import Scheduling
 from inferscope.integration import shape_of
@@ -43,6 +44,7 @@ class HostWatch:
         self._gc = gc
         self.scheduling = Scheduling()
         self.cgroup = Cgroup()
+        self.children = Children()
         self.sampler = Sampler()
         self._slow: deque[RequestRecord] = deque(maxlen=slow)
         self._ordinary: deque[RequestRecord] = deque(maxlen=ordinary)
@@ -69,6 +71,7 @@ class HostWatch:
             del self._shapes[next(iter(self._shapes))]
         self.scheduling.tick(now_ns)
         self.cgroup.tick(now_ns)
+        self.children.tick(now_ns)
 
     @property
     def period_s(self) -> float:
@@ -109,6 +112,7 @@ class HostWatch:
                 "reason": self.scheduling.reason,
                 "seconds": [list(second) for second in self.scheduling.within(from_ns, to_ns)],
             },
+            "children": self.children.evidence(from_ns, to_ns),
             "samples": self._samples(),
             "cgroup": self.cgroup.evidence(from_ns, to_ns),
         }
@@ -147,6 +151,7 @@ class HostWatch:
         self.scheduling.reset()
         self.sampler.reset()
         self.cgroup.reset()
+        self.children.reset()
         self._slow.clear()
         self._ordinary.clear()
         self._shapes.clear()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from inferscope.diagnose.rules.card import clock_throttle, device_queue, memory_pressure
 from inferscope.diagnose.rules.copies import reads_in_loop, small_copies, synchronous_copies, waiting_copies
 from inferscope.diagnose.rules.cpu import interpreter_lock, run_queue, telemetry
 from inferscope.diagnose.rules.device import capture_under_overload, low_utilisation
-from inferscope.diagnose.rules.inputs import input_size, io_in_request, retries
+from inferscope.diagnose.rules.inputs import input_size, io_in_request, new_shapes, retries
 from inferscope.diagnose.rules.load import batching, cold_start, head_of_line, saturation
 from inferscope.diagnose.rules.locks import lock_contention, slow_holder
 from inferscope.diagnose.rules.model import model_stage, slow_stage, unattributed
@@ -37,10 +38,14 @@ ALL: Final[tuple[Rule, ...]] = (
     interpreter_lock,
     telemetry,
     input_size,
+    new_shapes,
     retries,
     io_in_request,
     slow_stage,
     model_stage,
+    clock_throttle,
+    memory_pressure,
+    device_queue,
     waits,
     launch_bound,
     shape_churn,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from inferscope.diagnose.findings import MINIMUM_SHARE, grade, model_label, share_evidence
+from inferscope.diagnose.findings import MINIMUM_SHARE, Texts, model_label, of_share, plain
 from inferscope.host.scheduling import is_telemetry
 from inferscope.types import Evidence, Finding
 
@@ -24,6 +24,9 @@ _OWN: Final = 0.60
 _THROTTLED: Final = 0.05
 _BACKGROUND: Final = 0.20
 _TELEMETRY: Final = 0.03
+_COMPETES: Final = 0.25
+"""CPUs that loaders use while requests wait for one, from which they compete."""
+_LOADING: Final = ("loader", "prefetch", "pin_memory", "pin memory", "feeder")
 
 
 def slow_windows(context: Context) -> list[tuple[float, float, int]]:
@@ -76,7 +79,7 @@ def own_threads(context: Context) -> tuple[float, float, float] | None:
 
 
 def run_queue(context: Context) -> Iterable[Finding]:
-    """CGROUP_THROTTLE, THREAD_OVERSUB, CPU_PREEMPTION: slow requests were ready to run and had no CPU."""
+    """CGROUP_THROTTLE, LOADER_COMPETES, THREAD_OVERSUB, CPU_PREEMPTION: slow requests were ready to run and had no CPU."""
     shares = [share for share in context.shares("cpu") if share.name == "cpu:run-queue"]
     pooled = _pool_starves(context)
     if not shares and pooled is None:
@@ -86,8 +89,11 @@ def run_queue(context: Context) -> Iterable[Finding]:
     own = own_threads(context)
     facts = context.horizon.host
     allowed = facts.quota or facts.allowed_cpus or context.horizon.process.get("cpus")
+    loader = _loaders(context)
     if throttled is not None and shares:
         yield _throttle(context, shares[0], throttled)
+    elif loader is not None and shares:
+        yield _competing(context, shares[0], loader, allowed)
     elif own is not None and allowed and (own[0] >= _OWN * allowed or pooled is not None):
         yield _oversubscribed(context, share, own, float(allowed))
     elif shares:
@@ -116,7 +122,6 @@ def _throttled(context: Context) -> tuple[float, float, float] | None:
 
 def _base(context: Context, share: Share) -> list[Evidence]:
     return [
-        share_evidence(share),
         Evidence("run-queue delay in a slow request", round(share.tail_ms, 2), "ms"),
         Evidence("in an ordinary request", round(share.body_ms, 2), "ms"),
         *([Evidence("slow requests sampled", context.waits.slow, "requests")] if context.waits.slow else []),
@@ -124,88 +129,112 @@ def _base(context: Context, share: Share) -> list[Evidence]:
 
 
 def _throttle(context: Context, share: Share, throttled: tuple[float, float, float]) -> Finding:
-    severity, confidence = grade(context, share)
     stopped, periods, seconds = throttled
     quota = context.horizon.host.quota
-    evidence = [
-        *_base(context, share),
-        Evidence("enforcement periods in which the quota stopped the group", round(100 * stopped / periods, 1), "%"),
-        Evidence("time stopped", round(seconds, 2), "s"),
-    ]
-    if quota is not None:
-        evidence.append(Evidence("CPUs that the quota allows", round(quota, 2), "CPUs"))
-    return Finding(
-        id="CGROUP_THROTTLE",
-        class_="scheduling",
-        severity=severity,
-        confidence=confidence,
+    texts = Texts(
         where="cgroup CPU quota",
         claim=f"The container's CPU quota stopped it in {100 * stopped / periods:.0f} % of the periods; slow requests waited {share.tail_ms:.1f} ms for a CPU.",
-        evidence=tuple(evidence),
-        share=share.share,
-        what_if_p99_ms=context.plan.p99_ms(share.name),
         refute_by="Lift the quota on one replica: if requests above the objective stay, throttling is not what makes them slow.",
         fix="Set the pools (OMP_NUM_THREADS, torch.set_num_threads, workers) to the quota rounded down, or raise the quota.",
         rollback="Return to the earlier quota or thread counts.",
     )
+    evidence = [
+        *_base(context, share),
+        Evidence("enforcement periods in which the quota stopped the group", round(100 * stopped / periods, 1), "%"),
+        Evidence("time stopped", round(seconds, 2), "s"),
+        *([Evidence("CPUs that the quota allows", round(quota, 2), "CPUs")] if quota is not None else []),
+    ]
+    return of_share(context, share, "CGROUP_THROTTLE", "scheduling", texts, evidence)
 
 
 def _oversubscribed(context: Context, share: Share, own: tuple[float, float, float], allowed: float) -> Finding:
-    severity, confidence = grade(context, share)
     pool = context.horizon.process.get("torch_threads")
+    texts = Texts(
+        where=f"thread pools of this process, {allowed:g} CPUs ({share.name})",
+        claim=f"This process's own threads wanted {own[0] + own[1]:.1f} CPUs while slow requests ran and may use {allowed:g}: they wait for each other.",
+        refute_by="Halve the pools on one replica: if the run-queue delay above the objective stays, somebody else uses the CPUs.",
+        fix=f"Keep pools times concurrent requests at {allowed:g}: OMP_NUM_THREADS, torch.set_num_threads, workers; or allow more CPUs.",
+        rollback="Return to the earlier thread counts.",
+    )
     evidence = [
-        share_evidence(share),
         Evidence("CPUs used by this process while slow requests ran", round(own[0], 2), "CPUs"),
         Evidence("CPUs that its threads waited for meanwhile", round(own[1], 2), "CPUs"),
         Evidence("CPUs allowed", round(allowed, 2), "CPUs"),
         *([Evidence("threads of torch's pool", pool, "threads")] if pool else []),
     ]
-    return Finding(
-        id="THREAD_OVERSUB",
-        class_="scheduling",
-        severity=severity,
-        confidence=confidence,
-        where=f"thread pools of this process, {allowed:g} CPUs ({share.name})",
-        claim=f"This process's own threads wanted {own[0] + own[1]:.1f} CPUs while slow requests ran and may use {allowed:g}: they wait for each other.",
-        evidence=tuple(evidence),
-        share=share.share,
-        what_if_p99_ms=context.plan.p99_ms(share.name),
-        refute_by="Halve the pools on one replica: if the run-queue delay above the objective stays, somebody else uses the CPUs.",
-        fix=f"Keep pools times concurrent requests at {allowed:g}: OMP_NUM_THREADS, torch.set_num_threads, workers; or allow more CPUs.",
-        rollback="Return to the earlier thread counts.",
+    return of_share(context, share, "THREAD_OVERSUB", "scheduling", texts, evidence)
+
+
+def _loaders(context: Context) -> tuple[str, float] | None:
+    """Who loads data, and the CPUs it used while slow requests ran: threads named as loaders are, or processes that this one started."""
+    windows = slow_windows(context)
+    wall = sum(end - start for start, end, _ in windows)
+    if wall <= 0:
+        return None
+    found: dict[str, float] = {}
+    for rows in context.horizon.host.threads:
+        if rows.name is not None and any(word in rows.name.lower() for word in _LOADING):
+            stem = rows.name.rstrip("0123456789-_ ()")
+            found[f"threads {stem}"] = found.get(f"threads {stem}", 0.0) + _used(rows, windows)[0]
+    found = {name: cpu / wall for name, cpu in found.items()}
+    used = _children(context, windows)
+    if used is not None:
+        found["processes that this one started"] = used
+    name = max(found, key=lambda key: found[key], default=None)
+    return (name, found[name]) if name is not None and found[name] >= _COMPETES else None
+
+
+def _children(context: Context, windows: list[tuple[float, float, int]]) -> float | None:
+    """CPUs that child processes used in the ticks that hold slow requests."""
+    table = context.horizon.host.children
+    if not len(table):
+        return None
+    held = np.zeros(len(table), bool)
+    for start, end, _ in windows:
+        held |= (table[:, 0] - table[:, 1] < end) & (table[:, 0] > start)
+    wall = float(table[held, 1].sum())
+    return float(table[held, 2].sum()) / wall if wall > 0 else None
+
+
+def _competing(context: Context, share: Share, loader: tuple[str, float], allowed: float | None) -> Finding:
+    who, used = loader
+    texts = Texts(
+        where=f"{who} on the service's CPUs",
+        claim=f"While slow requests waited {share.tail_ms:.1f} ms for a CPU, {who} used {used:.1f} CPUs{f' of the {allowed:g} allowed' if allowed else ''}.",
+        refute_by="Stop the loaders on one replica: if the run-queue delay of slow requests stays, somebody else has the CPUs.",
+        fix="Give loaders CPUs of their own (os.sched_setaffinity in their initialiser), fewer workers, or a lower priority (os.nice); load outside of the serving container.",
+        rollback="Return to the shared CPUs.",
     )
+    evidence = [
+        *_base(context, share),
+        Evidence(f"CPUs used by {who} meanwhile", round(used, 2), "CPUs"),
+        *([Evidence("CPUs allowed", round(allowed, 2), "CPUs")] if allowed else []),
+    ]
+    return of_share(context, share, "LOADER_COMPETES", "scheduling", texts, evidence)
 
 
 def _preempted(context: Context, share: Share, own: tuple[float, float, float] | None, allowed: float | None) -> Finding:
-    severity, confidence = grade(context, share)
     threads = context.horizon.process.get("threads")
+    texts = Texts(
+        where="CPU scheduler",
+        claim=f"Slow requests were ready to run and waited {share.tail_ms:.1f} ms for a CPU that others had.",
+        refute_by="Give one replica a CPU of its own: if the run-queue delay stays, the wait is not for a CPU.",
+        fix="Move the neighbours to other CPUs (affinity, requests and limits), raise this container's share, or give it more CPUs.",
+        rollback="Return to the earlier placement.",
+    )
     evidence = _base(context, share)
     if allowed and threads:
         evidence.append(Evidence("threads for each CPU", round(threads / allowed, 2), "threads"))
     if own is not None and allowed:
         evidence.append(Evidence("CPUs used by this process while slow requests ran", f"{own[0]:.2f} of {allowed:g}", "CPUs"))
-    return Finding(
-        id="CPU_PREEMPTION",
-        class_="scheduling",
-        severity=severity,
-        confidence=confidence,
-        where="CPU scheduler",
-        claim=f"Slow requests were ready to run and waited {share.tail_ms:.1f} ms for a CPU that others had.",
-        evidence=tuple(evidence),
-        share=share.share,
-        what_if_p99_ms=context.plan.p99_ms(share.name),
-        refute_by="Give one replica a CPU of its own: if the run-queue delay stays, the wait is not for a CPU.",
-        fix="Move the neighbours to other CPUs (affinity, requests and limits), raise this container's share, or give it more CPUs.",
-        rollback="Return to the earlier placement.",
-    )
+    return of_share(context, share, "CPU_PREEMPTION", "scheduling", texts, evidence)
 
 
 def interpreter_lock(context: Context) -> Iterable[Finding]:
     """GIL_CONTENTION, or TELEMETRY_OVERHEAD when who computed only measures: slow requests waited for the interpreter."""
     for share in (share for share in context.shares("cpu") if share.name == "cpu:gil"):
         sampled = context.waits.slow > 0
-        severity, confidence = grade(context, share, confidence="high" if sampled else "medium")
-        evidence = [share_evidence(share), Evidence("wait in a slow request", round(share.tail_ms, 2), "ms")]
+        evidence = [Evidence("wait in a slow request", round(share.tail_ms, 2), "ms")]
         threads = context.horizon.process.get("threads")
         if sampled:
             evidence.append(Evidence("slow requests sampled", context.waits.slow, "requests"))
@@ -215,20 +244,15 @@ def interpreter_lock(context: Context) -> Iterable[Finding]:
         if name is not None:
             evidence.append(Evidence(f"Python threads' CPU time used by {name} meanwhile", round(100 * part, 1), "%"))
         measures = name is not None and is_telemetry(name)
-        yield Finding(
-            id="TELEMETRY_OVERHEAD" if measures else "GIL_CONTENTION",
-            class_="scheduling",
-            severity=severity,
-            confidence=confidence,
+        texts = Texts(
             where=f"thread {name}" if name is not None else "interpreter lock",
             claim=_gil_claim(share, name, sampled=sampled),
-            evidence=tuple(evidence),
-            share=share.share,
-            what_if_p99_ms=context.plan.p99_ms(share.name),
             refute_by=f"Stop {f'the thread {name}' if name else 'background Python threads'} on one replica: if the wait stays, it is not the interpreter.",
             fix=_gil_fix(measures=measures),
             rollback="Return to the earlier setting." if measures else "Return that work to a thread.",
         )
+        id_ = "TELEMETRY_OVERHEAD" if measures else "GIL_CONTENTION"
+        yield of_share(context, share, id_, "scheduling", texts, evidence, confidence="high" if sampled else "medium")
 
 
 def _gil_claim(share: Share, name: str | None, *, sampled: bool) -> str:
@@ -270,17 +294,12 @@ def telemetry(context: Context) -> Iterable[Finding]:
     part = float(seconds[:, 6].sum()) / wall if wall > 0 else 0.0
     if part < _TELEMETRY:
         return
-    yield Finding(
-        id="TELEMETRY_OVERHEAD",
-        class_="scheduling",
-        severity="low",
-        confidence="medium",
+    texts = Texts(
         where="telemetry threads",
         claim=f"Threads that only measure use {100 * part:.1f} % of a CPU.",
-        evidence=(Evidence("CPU time of telemetry threads", round(100 * part, 2), "% of a CPU"),),
-        share=None,
-        what_if_p99_ms=None,
         refute_by="Switch telemetry off on one replica: if latencies stay, it costs CPU only.",
         fix="Lengthen export intervals, drop series that nobody reads, or sample less.",
         rollback="Return to the earlier intervals.",
     )
+    evidence = (Evidence("CPU time of telemetry threads", round(100 * part, 2), "% of a CPU"),)
+    yield plain("TELEMETRY_OVERHEAD", "scheduling", texts, evidence, severity="low", confidence="medium")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from inferscope.diagnose.findings import grade, share_evidence
+from inferscope.diagnose.findings import Texts, of_share, plain
 from inferscope.types import Evidence, Finding
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ _EVEN: Final = 0.75
 _WARM_S: Final = 30.0
 _EARLY: Final = 0.80
 _FEW: Final = 10
+_WANTED: Final = 0.7
+"""Utilisation that leaves room for bursts (an M/M/c queue's waits grow steeply above it)."""
+_POOL: Final = 3
+_REGULAR: Final = 5
+_GONE: Final = 0.25
+"""Of the time seen, without a request served, after which a worker that served regularly is gone."""
 
 
 def _queues(context: Context, *, batch: bool) -> tuple[Share, ...]:
@@ -49,33 +55,48 @@ def saturation(context: Context) -> Iterable[Finding]:
     if load < _FULL:
         return
     others = float(blocks.counts[~slow].mean()) if (~slow).any() else None
-    severity, confidence = grade(context, share)
+    stopped, served = _stopped(context), len(_served(context))
+    serving = served - stopped
+    needed = max(workers, -(-rate * body_ms / 1e3 // _WANTED))
+    lost = f"{stopped} of {served} workers stopped serving" if stopped else ""
+    texts = Texts(
+        where=f"{share.name}{f', {lost}' if lost else ''}",
+        claim=(
+            f"{rate:.0f} requests/s of {body_ms:.1f} ms keep {workers} workers {100 * load:.0f} % busy{f', since {lost}' if lost else ''}: requests wait "
+            f"{share.tail_ms:.1f} ms in {share.name} although none is slow in itself."
+        ),
+        refute_by="Send one replica a third less traffic: if requests above the objective stay, load is not the cause.",
+        fix=(
+            f"Find out why the worker stopped (its stack, its log) and bring it back; until then shed load to what {serving} workers serve."
+            if stopped
+            else f"Serve with {needed:.0f} workers or {needed / workers:.1f} times the replicas ({100 * _WANTED:.0f} % busy then), or shed load before it queues; a faster service helps by as much as it is faster."
+        ),
+        rollback="Return to the earlier number of replicas.",
+    )
     evidence = [
-        share_evidence(share),
         Evidence("arrivals in seconds with slow requests", round(rate, 1), "requests/s"),
         *([Evidence("arrivals in the other seconds", round(others, 1), "requests/s")] if others is not None else []),
         Evidence("service time of an ordinary request", round(body_ms, 2), "ms"),
         Evidence("workers", workers, "threads"),
         Evidence("utilisation of the workers", round(100 * load, 1), "%"),
+        Evidence("workers for a utilisation of 70 %", round(needed), "threads"),
+        *([Evidence("workers that served before and stopped", stopped, "threads")] if stopped else []),
     ]
-    yield Finding(
-        id="SATURATION",
-        class_="scheduling",
-        severity=severity,
-        confidence=confidence,
-        where=share.name,
-        claim=f"{rate:.0f} requests/s of {body_ms:.1f} ms keep {workers} workers {100 * load:.0f} % busy: requests wait {share.tail_ms:.1f} ms in {share.name} although none is slow in itself.",
-        evidence=tuple(evidence),
-        share=share.share,
-        what_if_p99_ms=context.plan.p99_ms(share.name),
-        refute_by="Send one replica a third less traffic: if requests above the objective stay, load is not the cause.",
-        fix="Add workers or replicas, or shed load before it queues; a faster service helps by as much as it is faster.",
-        rollback="Return to the earlier number of replicas.",
-    )
+    yield of_share(context, share, "SATURATION", "scheduling", texts, evidence)
 
 
-def _workers(context: Context) -> int | None:
-    """Threads that serve one request at a time; None where threads are shared, as an event loop is, so that they limit nothing."""
+def _stopped(context: Context) -> int:
+    """Workers that served regularly and then, long before the end, no more, while the others went on."""
+    served = _served(context)
+    if len(served) < _POOL:
+        return 0
+    end = max(spans[-1][1] for spans in served.values())
+    begin = min(spans[0][0] for spans in served.values())
+    return sum(len(spans) >= _REGULAR and spans[-1][1] < end - _GONE * (end - begin) for spans in served.values())
+
+
+def _served(context: Context) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """When each thread served a retained request, ascending, without its time in queues."""
     served: dict[tuple[int, int], list[tuple[int, int]]] = {}
     queues = [index for index, column in enumerate(context.horizon.columns) if column.kind == "queue"]
     for r in context.horizon.host.requests:
@@ -88,12 +109,19 @@ def _workers(context: Context) -> int | None:
         elif r.cpu_ns is not None or r.spans:
             waited = sum(_queued(r.vector, column) for column in queues)
             served.setdefault((r.slot, r.thread), []).append((r.start_ns + waited, r.start_ns + r.wall_ns))
-    shared = several = 0
     for spans in served.values():
         spans.sort()
+    return served
+
+
+def _workers(context: Context) -> int | None:
+    """Threads that serve one request at a time, without those that stopped; None where threads are shared, as an event loop is, so that they limit nothing."""
+    shared = several = 0
+    served = _served(context)
+    for spans in served.values():
         several += len(spans) - 1
         shared += sum(later[0] < earlier[1] - _SLACK_NS for earlier, later in pairwise(spans))
-    return None if several and shared > _SHARED * several else len(served)
+    return None if several and shared > _SHARED * several else len(served) - _stopped(context)
 
 
 def head_of_line(context: Context) -> Iterable[Finding]:
@@ -125,26 +153,19 @@ def head_of_line(context: Context) -> Iterable[Finding]:
             )
     if not large or waited <= 0 or behind / waited < _BEHIND:
         return
-    severity, confidence = grade(context, share)
-    yield Finding(
-        id="HEAD_OF_LINE",
-        class_="scheduling",
-        severity=severity,
-        confidence=confidence,
+    texts = Texts(
         where=share.name,
         claim=f"{100 * behind / waited:.0f} % of the time that slow requests wait in {share.name}, a request larger than {1.5 * limit:g} was being served.",
-        evidence=(
-            share_evidence(share),
-            Evidence("waiting behind a large request", round(100 * behind / waited, 1), "%"),
-            Evidence("size of an ordinary request, P90", round(limit, 2), ""),
-            Evidence("median size of those in front", round(float(np.median([r.size or 0.0 for r in large])), 2), ""),
-        ),
-        share=share.share,
-        what_if_p99_ms=context.plan.p99_ms(share.name),
         refute_by="Send large requests to another replica: if small ones still wait, they do not wait for those.",
         fix="Serve large requests in a lane of their own (another pool or replica), cap the size, or split the work.",
         rollback="Return to one lane.",
     )
+    evidence = (
+        Evidence("waiting behind a large request", round(100 * behind / waited, 1), "%"),
+        Evidence("size of an ordinary request, P90", round(limit, 2), ""),
+        Evidence("median size of those in front", round(float(np.median([r.size or 0.0 for r in large])), 2), ""),
+    )
+    yield of_share(context, share, "HEAD_OF_LINE", "scheduling", texts, evidence)
 
 
 def _queued(vector: FloatArray, column: int) -> int:
@@ -181,26 +202,13 @@ def batching(context: Context) -> Iterable[Finding]:
             continue
         low, high = (float(value) for value in np.quantile(waits, (0.25, 0.95)))
         timeout = low >= _EVEN * high
-        severity, confidence = grade(context, share, confidence="medium")
-        yield Finding(
-            id="BATCH_TIMEOUT" if timeout else "BATCH_CAPACITY",
-            class_="scheduling",
-            severity=severity,
-            confidence=confidence,
+        texts = Texts(
             where=share.name,
             claim=(
                 f"Slow requests wait about the same {high:.1f} ms in {share.name}: the batch's timer, not its size, sends it."
                 if timeout
                 else f"Slow requests wait {low:.1f} to {high:.1f} ms in {share.name}: batches before theirs are still being served."
             ),
-            evidence=(
-                share_evidence(share),
-                Evidence("wait of slow requests, P25", round(low, 2), "ms"),
-                Evidence("wait of slow requests, P95", round(high, 2), "ms"),
-                Evidence("wait in an ordinary request", round(share.body_ms, 2), "ms"),
-            ),
-            share=share.share,
-            what_if_p99_ms=context.plan.p99_ms(share.name),
             refute_by=(
                 "Halve the batch's longest delay on one replica: if the waits do not halve, something else holds them."
                 if timeout
@@ -213,6 +221,28 @@ def batching(context: Context) -> Iterable[Finding]:
             ),
             rollback="Return to the earlier batching parameters.",
         )
+        evidence = (
+            Evidence("wait of slow requests, P25", round(low, 2), "ms"),
+            Evidence("wait of slow requests, P95", round(high, 2), "ms"),
+            Evidence("wait in an ordinary request", round(share.body_ms, 2), "ms"),
+            *_batches(context),
+        )
+        yield of_share(context, share, "BATCH_TIMEOUT" if timeout else "BATCH_CAPACITY", "scheduling", texts, evidence, confidence="medium")
+
+
+def _batches(context: Context) -> Iterable[Evidence]:
+    """Service time of the batches, and how many retained requests shared one: those with the same work at the same time on the same thread."""
+    for row in context.horizon.batches:
+        yield Evidence(f"service time of a batch ({row.name}), mean", round(row.sum_ns / row.count / 1e6, 2), "ms")
+    linked: dict[tuple[int, int, int, int], int] = {}
+    for r in context.horizon.host.requests:
+        for span in r.spans:
+            if span.thread != r.thread and context.horizon.columns[span.column].kind != "queue":
+                key = (r.slot, span.thread, span.start_ns, span.end_ns)
+                linked[key] = linked.get(key, 0) + 1
+    shared = [count for count in linked.values() if count > 1]
+    if shared:
+        yield Evidence("retained requests linked to one batch, most", max(shared), "requests")
 
 
 def cold_start(context: Context) -> Iterable[Finding]:
@@ -227,24 +257,20 @@ def cold_start(context: Context) -> Iterable[Finding]:
     if early < _EARLY or early < 2 * usual:
         return
     last = max((r.start_ns - first) / 1e9 for r in slow if (r.start_ns - first) / 1e9 <= reach)
-    yield Finding(
-        id="COLD_START",
-        class_="scheduling",
-        severity="high" if context.objective_broken else "low",
-        confidence="medium",
+    texts = Texts(
         where="process start",
         claim=f"{100 * early:.0f} % of the slow requests came within {last:.1f} s of the process's first one: it served before it was warm.",
-        evidence=(
-            Evidence(f"slow requests within {reach:.1f} s of the first request", round(100 * early, 1), "%"),
-            Evidence("all requests within that time", round(100 * usual, 1), "%"),
-            Evidence("last slow one of them", round(last, 1), "s after the first request"),
-        ),
-        share=None,
-        what_if_p99_ms=None,
         refute_by="Restart one replica and warm it before traffic: if its first requests are slow again, they are slow for another reason.",
         fix="Run the model on inputs of every expected shape before readiness is reported (inferscope.ready(True) marks it), and load lazily nothing.",
         rollback="Report readiness at start again.",
     )
+    evidence = (
+        Evidence(f"slow requests within {reach:.1f} s of the first request", round(100 * early, 1), "%"),
+        Evidence("all requests within that time", round(100 * usual, 1), "%"),
+        Evidence("last slow one of them", round(last, 1), "s after the first request"),
+    )
+    severity = "high" if context.objective_broken else "low"
+    yield plain("COLD_START", "scheduling", texts, evidence, severity=severity, confidence="medium")
 
 
 def _part(starts: list[int], amounts: FloatArray, first: int, reach_s: float) -> float:
