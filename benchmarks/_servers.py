@@ -224,3 +224,16 @@ def repository(folder, *, name="risk", delay_s=0.002, queue_us=500, instances=1)
     (place / "1" / "model.py").write_text(MODEL.replace("{delay_s}", repr(delay_s)))
     (place / "config.pbtxt").write_text(CONFIG.format(name=name, instances=instances, queue_us=queue_us))
     return Path(folder)
+
+
+if __name__ == "__main__":
+    # The interpreter for tests that need other people's libraries; the one in use, with the reason on stderr, where they cannot be had.
+    try:
+        print(environment(fetch=True))
+    except ServerAbsentError as absent:
+        print(f"client libraries cannot be installed, their tests are skipped: {absent}", file=sys.stderr)
+        print(sys.executable)
+    try:
+        triton(fetch=True)
+    except ServerAbsentError as absent:
+        print(f"no Triton server, its tests are skipped: {absent}", file=sys.stderr)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +57,70 @@ def instrument() -> Iterator[Callable[..., dict[str, str]]]:
     states = registry.uninstrument()
     assert all(state == "off" for state in states.values()), states
     forget_copies()
+
+
+def _load_servers():
+    """`benchmarks/_servers.py`, by path: benchmarks are scripts, not a package."""
+    name = "inferscope_benchmark_servers"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "benchmarks" / "_servers.py")
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+servers = _load_servers()
+
+
+class Collector:
+    """Takes OTLP/JSON over HTTP, as Triton sends it; `spans()` are the resource spans' spans, ids in hex."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector.bodies.append(json.loads(body))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1/traces"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def spans(self) -> list[dict]:
+        return [
+            span
+            for body in list(self.bodies)
+            for resource in body.get("resourceSpans", [])
+            for scope in resource.get("scopeSpans", [])
+            for span in scope.get("spans", [])
+        ]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory):
+    """A real Triton server with torch models behind it: `risk` (2 ms) and `busy` (20 ms, one instance); `traces` takes its spans."""
+    folder = tmp_path_factory.mktemp("models")
+    servers.repository(folder)
+    servers.repository(folder, name="busy", delay_s=0.02, queue_us=100)
+    collector = Collector()
+    try:
+        with servers.serving(folder, fetch=os.environ.get("SERVERS_FETCH") == "1", traces=collector.url) as server:
+            server.traces = collector
+            yield server
+    except servers.ServerAbsentError as error:
+        pytest.skip(str(error))
+    finally:
+        collector.close()

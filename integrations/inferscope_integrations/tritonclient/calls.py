@@ -157,15 +157,21 @@ class Method:
             self._rows.pop(key, None)
             self._clients.pop(key, None)
 
-        if key not in self._clients:
-            self._clients[key] = weakref.ref(client, forget)
-        found = self._rows.setdefault(key, {})[model] = row, f"{SYSTEM}:{model}"
+        found = row, f"{SYSTEM}:{model}"
+        try:
+            if key not in self._clients:
+                self._clients[key] = weakref.ref(client, forget)
+            self._rows.setdefault(key, {})[model] = found
+        except TypeError:  # no client at all: the original will say so
+            pass
         return found
 
-    def begin(self, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, elsewhere: bool = False) -> Call:
+    def opened(self, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Calls, str]:
+        """The row and the stage of a call; the stage is opened before `begin`, so that it covers all that the call is divided into."""
+        return self.row(client, args[self._model] if self._model < len(args) else kwargs.get("model_name"))
+
+    def begin(self, row: Calls, stage: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, elsewhere: bool = False) -> Call:
         """A call that starts now; `elsewhere` when its answer arrives on another thread or greenlet."""
-        model = args[self._model] if self._model < len(args) else kwargs.get("model_name")
-        row, stage = self.row(client, model)
         call = Call(row, stage, elsewhere=elsewhere)
         try:  # noqa: SIM105  (a context manager costs more than what it protects)
             call.sends(args[self._inputs] if self._inputs < len(args) else kwargs.get("inputs", ()))
@@ -175,51 +181,66 @@ class Method:
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with headers of our own copy: the library writes into what it is given, and we add the context of a sampled span."""
-        given = args[self._headers] if self._headers < len(args) else kwargs.get("headers")
-        parent = traceparent()
-        if given is None and parent is None:
+        try:
+            given = args[self._headers] if self._headers < len(args) else kwargs.get("headers")
+            parent = traceparent()
+            if given is None and parent is None:
+                return args, kwargs
+            headers = dict(given or ())
+            if parent is not None and "traceparent" not in headers:
+                headers["traceparent"] = parent
+            return self.replaced("headers", headers, args, kwargs)
+        except Exception:  # noqa: BLE001  (headers of a kind that the original will complain about)
             return args, kwargs
-        headers = dict(given or ())
-        if parent is not None and "traceparent" not in headers:
-            headers["traceparent"] = parent
-        return self.replaced("headers", headers, args, kwargs)
 
     def run(self, original: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that returns its answer."""
-        try:
-            call = self.begin(client, args, kwargs)
+        row, stage = self.opened(client, args, kwargs)
+        with recorder().stage(stage):
+            call = self.begin(row, stage, args, kwargs)
             sent, named = self.traced(args, kwargs)
-        except Exception:  # noqa: BLE001  (arguments that the original will complain about)
-            return original(client, *args, **kwargs)
-        token = current.set(call)
-        failed = True
-        try:
-            with recorder().stage(call.stage):
-                try:
-                    answer = original(client, *sent, **named)
-                    failed = False
-                finally:
-                    call.finish(failed=failed)
-        finally:
-            current.reset(token)
+            token = current.set(call)
+            failed = True
+            try:
+                answer = original(client, *sent, **named)
+                failed = False
+            finally:
+                current.reset(token)
+                call.finish(failed=failed)
         return answer
 
     async def run_aio(self, original: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same for a coroutine function."""
-        try:
-            call = self.begin(client, args, kwargs)
+        row, stage = self.opened(client, args, kwargs)
+        with recorder().stage(stage):
+            call = self.begin(row, stage, args, kwargs)
             sent, named = self.traced(args, kwargs)
-        except Exception:  # noqa: BLE001  (arguments that the original will complain about)
-            return await original(client, *args, **kwargs)
-        token = current.set(call)
-        failed = True
-        try:
-            with recorder().stage(call.stage):
-                try:
-                    answer = await original(client, *sent, **named)
-                    failed = False
-                finally:
-                    call.finish(failed=failed)
-        finally:
-            current.reset(token)
+            token = current.set(call)
+            failed = True
+            try:
+                answer = await original(client, *sent, **named)
+                failed = False
+            finally:
+                current.reset(token)
+                call.finish(failed=failed)
         return answer
+
+    def submit(
+        self,
+        original: Callable[..., Any],
+        client: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        prepare: Callable[[Call, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]],
+    ) -> Any:
+        """A call that only starts a request; `prepare` puts what will see the answer into its arguments."""
+        row, stage = self.opened(client, args, kwargs)
+        with recorder().stage(stage):
+            call = self.begin(row, stage, args, kwargs, elsewhere=True)
+            sent, named = prepare(call, args, kwargs)
+            token = current.set(call)
+            try:
+                return original(client, *sent, **named)
+            finally:
+                current.reset(token)
+                call.submitted()

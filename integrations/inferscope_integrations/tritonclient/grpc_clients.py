@@ -98,24 +98,15 @@ def _answering(call: Call, callback: Callable[..., Any]) -> Callable[..., Any]:
 def _starting(original: Any, patch: Patch) -> Callable[..., Any]:
     method = Method("grpc.async_infer", original, _server, GrpcPoller)
 
+    def prepare(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sent, named = method.traced(args, kwargs)
+        callback = method.argument("callback", args, kwargs)
+        return method.replaced("callback", _answering(call, callback), sent, named) if callable(callback) else (sent, named)
+
     def async_infer(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not patch.active:
             return original(self, *args, **kwargs)
-        try:
-            call = method.begin(self, args, kwargs, elsewhere=True)
-            sent, named = method.traced(args, kwargs)
-            callback = method.argument("callback", args, kwargs)
-            if callable(callback):
-                sent, named = method.replaced("callback", _answering(call, callback), sent, named)
-        except Exception:  # noqa: BLE001  (arguments that the original will complain about)
-            return original(self, *args, **kwargs)
-        token = current.set(call)
-        try:
-            with recorder().stage(call.stage):
-                return original(self, *sent, **named)
-        finally:
-            current.reset(token)
-            call.submitted()
+        return method.submit(original, self, args, kwargs, prepare)
 
     return async_infer
 
@@ -141,18 +132,12 @@ def _sending(outstanding: Outstanding, original: Any, patch: Patch) -> Callable[
     def async_stream_infer(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not patch.active:
             return original(self, *args, **kwargs)
-        try:
-            call = method.begin(self, args, kwargs, elsewhere=True)
-            outstanding.sent(self, method.argument("request_id", args, kwargs, ""), call)
-        except Exception:  # noqa: BLE001  (arguments that the original will complain about)
-            return original(self, *args, **kwargs)
-        token = current.set(call)
-        try:
-            with recorder().stage(call.stage):
-                return original(self, *args, **kwargs)
-        finally:
-            current.reset(token)
-            call.submitted()
+
+        def prepare(call: Call, sent: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            outstanding.sent(self, method.argument("request_id", sent, named, ""), call)
+            return sent, named
+
+        return method.submit(original, self, args, kwargs, prepare)
 
     return async_stream_infer
 

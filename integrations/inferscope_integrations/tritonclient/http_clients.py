@@ -68,22 +68,19 @@ def _inferring(original: Any, patch: Patch) -> Callable[..., Any]:
 def _starting(original: Any, patch: Patch) -> Callable[..., Any]:
     method = Method("http.async_infer", original, _server, HttpPoller)
 
+    def prepare(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sent, named = method.traced(args, kwargs)
+        headers = method.argument("headers", sent, named)
+        if headers is not None and not isinstance(headers, dict):
+            return sent, named
+        own = _Headers(headers or ())
+        own.call = call
+        return method.replaced("headers", own, sent, named)
+
     def async_infer(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not patch.active:
             return original(self, *args, **kwargs)
-        try:
-            call = method.begin(self, args, kwargs, elsewhere=True)
-            sent, named = method.traced(args, kwargs)
-            headers = _Headers(method.argument("headers", sent, named) or ())
-            headers.call = call
-            sent, named = method.replaced("headers", headers, sent, named)
-        except Exception:  # noqa: BLE001  (arguments that the original will complain about)
-            return original(self, *args, **kwargs)
-        try:
-            with recorder().stage(call.stage):
-                return original(self, *sent, **named)
-        finally:
-            call.submitted()
+        return method.submit(original, self, args, kwargs, prepare)
 
     return async_infer
 

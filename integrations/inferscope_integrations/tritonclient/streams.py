@@ -100,7 +100,8 @@ async def watched_inputs(client: Any, inputs: Any, method: Method, outstanding: 
     async for each in inputs:
         if isinstance(each, dict):
             try:
-                call = method.begin(client, (), each, elsewhere=True)
+                row, stage = method.opened(client, (), each)
+                call = method.begin(row, stage, (), each, elsewhere=True)
                 call.built_ns = now_ns()
                 outstanding.sent(client, each.get("request_id", ""), call)
             except Exception:  # noqa: BLE001  (the library will complain about it)
