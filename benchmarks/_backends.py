@@ -136,12 +136,12 @@ def serve_clickhouse(directory):
 
 
 @contextlib.contextmanager
-def serve_victoria_metrics(program, *, relabel=None):
+def serve_victoria_metrics(program, *, relabel=None, naming=True):
     port = free_port()
     with tempfile.TemporaryDirectory() as data:
         command = [program, f"-httpListenAddr=127.0.0.1:{port}", f"-storageDataPath={data}", "-retentionPeriod=2d", "-loggerLevel=ERROR"]
-        command += ["-opentelemetry.usePrometheusNaming", "-search.latencyOffset=0s", "-memory.allowedBytes=256MB"]
-        command += ["-search.disableCache"] + ([f"-relabelConfig={relabel}"] if relabel else [])
+        command += ["-search.latencyOffset=0s", "-memory.allowedBytes=256MB", "-search.disableCache"]
+        command += (["-opentelemetry.usePrometheusNaming"] if naming else []) + ([f"-relabelConfig={relabel}"] if relabel else [])
         backend = VictoriaMetrics(port)
         with running(command, backend.healthy):
             yield backend

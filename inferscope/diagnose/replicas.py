@@ -18,14 +18,13 @@ from inferscope.diagnose.merging import merge
 from inferscope.diagnose.waits import divide
 from inferscope.diagnose.whatif import weighted_quantile
 from inferscope.errors import EvidenceError
-from inferscope.types import Breach, Share, WhatIf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from inferscope.diagnose.evidence import Document, Horizon
-    from inferscope.types import FloatArray, Incident
+    from inferscope.types import Breach, FloatArray, Incident, Share, WhatIf
 
 __all__ = ["LEAST_REPLICAS", "explain_replicas"]
 

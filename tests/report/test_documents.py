@@ -98,7 +98,7 @@ def test_json_has_the_agreed_keys(incident):
     assert found["latency_ms"] == {"p50": 8.72, "p95": 19.04, "p99": 48.06, "p999": None}
     assert found["slo"]["broken"] is True
     assert {"name", "kind", "share", "ci"} <= found["attribution"][0].keys()
-    assert found["what_if"][1] == {"fix": ["copy:h2d", "lock:rules"], "p99_ms": 15.4, "meets_objective": True}
+    assert found["what_if"][1] == {"fix": ["copy:h2d", "lock:rules"], "p99_ms": 15.4, "meets_objective": True, "ci": None}
     assert {
         "id",
         "class",

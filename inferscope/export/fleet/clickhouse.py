@@ -96,7 +96,9 @@ class ClickHouse:
         """See `Source`."""
         names = "".join(f"g{position}, " for position in range(len(by)))
         grouped = f" GROUP BY {names[:-2]}" if by else ""
-        rows = self.query(f"SELECT {names}sum(held * sign) FROM {self._gained('otel_metrics_sum', 'Value', 'Value', metric, by, scope)}{grouped}")
+        rows = self.query(
+            f"SELECT {names}sum(held * sign) FROM {self._gained('otel_metrics_sum', 'Value', 'Value', metric, by, scope)}{grouped}"
+        )
         return {tuple(map(str, row[:-1])): float(row[-1]) for row in rows}
 
     def gauges(self, metric: str, by: Sequence[str], scope: Scope) -> dict[Key, float]:

@@ -26,7 +26,15 @@ _Lifetime = tuple[str, str, tuple[tuple[str, str], ...], str]
 _DATA: Final = ("sum", "gauge", "exponentialHistogram", "histogram")
 _NOTHING: Final[dict[str, Any]] = {}
 _WANTED: Final = frozenset(
-    {semconv.REQUEST_DURATION, semconv.STAGE_DURATION, semconv.REQUESTS, semconv.SLO_VIOLATIONS, semconv.SLO_TARGET, semconv.BAND_TIME, semconv.BAND_REQUESTS}
+    {
+        semconv.REQUEST_DURATION,
+        semconv.STAGE_DURATION,
+        semconv.REQUESTS,
+        semconv.SLO_VIOLATIONS,
+        semconv.SLO_TARGET,
+        semconv.BAND_TIME,
+        semconv.BAND_REQUESTS,
+    }
 )
 
 

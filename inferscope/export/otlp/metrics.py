@@ -88,6 +88,7 @@ _KINDS: Final[dict[str, tuple[str, Callable[[tuple[str, ...]], Attributes]]]] = 
     "lock.hold": (semconv.LOCK_HOLD_DURATION, _named(semconv.ATTR_LOCK)),
     "copy": (semconv.COPY_DURATION, _copy),
     "queue": (semconv.QUEUE_DURATION, _named(semconv.ATTR_QUEUE)),
+    "first_byte": (semconv.FIRST_BYTE, _named(semconv.ATTR_REQUEST)),
     "gc": (semconv.GC_PAUSE, _generation),
     "device.queue": (semconv.DEVICE_QUEUE_DURATION, _named(semconv.ATTR_STAGE)),
 }

@@ -48,6 +48,18 @@ def victoria_metrics():
         yield backend
 
 
+@pytest.fixture
+def serve():
+    """Starts databases of one's own."""
+
+    class Serve:
+        @staticmethod
+        def victoria_metrics(**more):
+            return backends.serve_victoria_metrics(have(backends.program, "victoria-metrics"), **more)
+
+    return Serve
+
+
 @pytest.fixture(scope="session")
 def prometheus():
     with backends.serve_prometheus(have(backends.program, "prometheus")) as backend:
