@@ -86,6 +86,8 @@ class CopySite:
     sync: int
     """Copies during which the host was blocked."""
     pageable: int
+    implicit: int = 0
+    """Copies that came of reading a value (`item`, `if tensor:`)."""
 
 
 @dataclass(frozen=True, slots=True)

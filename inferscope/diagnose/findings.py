@@ -200,6 +200,7 @@ _SPECIFIC: Final[Mapping[str, frozenset[str]]] = {
         frozenset({"MODEL_SLOW", "STAGE_SLOW", "INPUT_SIZE", "IO_IN_REQUEST", "COPY_WAIT", "D2H_SYNC_PAGEABLE", "H2D_SYNC_PAGEABLE"}),
     ),
     "MANY_SMALL_COPIES": frozenset({"COPY_WAIT"}),
+    "D2H_IN_LOOP": frozenset({"D2H_SYNC_PAGEABLE", "COPY_WAIT"}),
 }
 """A finding that says why, and those about the same time that only say where: they step down when it stands."""
 

@@ -141,9 +141,9 @@ class _Merge:
                 )
             )
         for copy in document.get("copies") or ():
-            held = self.copies.setdefault((str(copy["name"]), str(copy["site"] or "unknown")), [0] * 5)
-            for position, name in enumerate(("count", "bytes", "wall_ns", "sync", "pageable")):
-                held[position] += int(copy[name])
+            held = self.copies.setdefault((str(copy["name"]), str(copy["site"] or "unknown")), [0] * 6)
+            for position, name in enumerate(("count", "bytes", "wall_ns", "sync", "pageable", "implicit")):
+                held[position] += int(copy.get(name, 0) if name == "implicit" else copy[name])  # earlier evidence does not tell
         for series in document.get("series") or ():  # the tables above hold running totals, the series what the horizon saw
             name = str(series["labels"][0]) if series["labels"] else ""
             if series["kind"] in {"queue", "batch"}:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from inferscope.diagnose.findings import grade, share_evidence
+from inferscope.diagnose.findings import Texts, grade, of_share
 from inferscope.types import Evidence, Finding, SpanFlag
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ __all__ = ["reads_in_loop", "small_copies", "synchronous_copies", "waiting_copie
 
 _MANY: Final = 8
 _READS: Final = 4
+_VALUES: Final = 2
 _SMALL_BYTES: Final = 64 << 10
 _SMALL_SHARE: Final = 0.05
 _MOST: Final = 0.5
@@ -28,7 +30,7 @@ def synchronous_copies(context: Context) -> Iterable[Finding]:
     """H2D_SYNC_PAGEABLE and D2H_SYNC_PAGEABLE: the host waits for copies from memory that the device cannot read directly."""
     for share in context.shares("copy"):
         sites = _of(context, share)
-        blocking = [site for site in sites if min(site.sync, site.pageable) >= _MOST * site.count]
+        blocking = [site for site in sites if min(site.sync, site.pageable) >= _MOST * site.count and not _reads(site)]
         if blocking:
             yield _finding(context, share, blocking)
 
@@ -40,21 +42,14 @@ def waiting_copies(context: Context) -> Iterable[Finding]:
         blocking = [site for site in sites if site.sync >= _MOST * site.count and site.pageable < _MOST * site.count]
         if blocking and len(blocking) == len(sites):
             top = max(blocking, key=lambda site: site.wall_ns)
-            severity, confidence = grade(context, share, confidence="medium")
-            yield Finding(
-                id="COPY_WAIT",
-                class_="communication",
-                severity=severity,
-                confidence=confidence,
+            texts = Texts(
                 where=top.site,
                 claim=f"Requests wait {share.tail_ms:.1f} ms for {share.name}, from pinned memory: for the transfer, or for work queued before it.",
-                evidence=(share_evidence(share), *_counts(blocking)),
-                share=share.share,
-                what_if_p99_ms=context.plan.p99_ms(share.name),
                 refute_by="Copy on a stream of its own on one replica: if the wait stays, the transfer itself is slow.",
                 fix=f"Pass non_blocking=True at {top.site}, copy on a side stream, and wait for an event only where the data is read.",
                 rollback="Return to the blocking copy: one line, no state.",
             )
+            yield of_share(context, share, "COPY_WAIT", "communication", texts, _counts(blocking), confidence="medium")
 
 
 def small_copies(context: Context) -> Iterable[Finding]:
@@ -70,56 +65,63 @@ def small_copies(context: Context) -> Iterable[Finding]:
                 continue
             severity, _ = grade(context, share, _SMALL_SHARE)
             pinned = site.pageable < _MOST * site.count  # copies that wait for pageable memory have a finding of their own
-            yield Finding(
-                id="MANY_SMALL_COPIES",
-                class_="communication",
-                severity="medium" if severity == "high" and not pinned else severity,
-                confidence="medium",
+            texts = Texts(
                 where=site.site,
                 claim=f"Each request makes {often:.0f} copies of {each / 1024:.1f} KiB at {site.site}.",
-                evidence=(
-                    share_evidence(share),
-                    Evidence("copies a request", round(often, 1), "copies"),
-                    Evidence("mean size of a copy", round(each / 1024, 2), "KiB"),
-                    Evidence("mean time of a copy", round(site.wall_ns / site.count / 1e6, 3), "ms"),
-                ),
-                share=share.share,
-                what_if_p99_ms=context.plan.p99_ms(share.name),
                 refute_by="Pack them on one replica: if the copies' time stays, bytes and not calls cost it.",
                 fix="Pack the tensors into one staging buffer, copy once, and split by view on the other side.",
                 rollback="Return to separate copies.",
             )
+            evidence = (
+                Evidence("copies a request", round(often, 1), "copies"),
+                Evidence("mean size of a copy", round(each / 1024, 2), "KiB"),
+                Evidence("mean time of a copy", round(site.wall_ns / site.count / 1e6, 3), "ms"),
+            )
+            yield replace(
+                of_share(context, share, "MANY_SMALL_COPIES", "communication", texts, evidence, minimum=_SMALL_SHARE, confidence="medium"),
+                severity="medium" if severity == "high" and not pinned else severity, confidence="medium",
+            )  # fmt: skip
 
 
 def reads_in_loop(context: Context) -> Iterable[Finding]:
-    """D2H_IN_LOOP: one line brings values back from the device several times a request, and the host waits each time."""
+    """D2H_IN_LOOP and IMPLICIT_SYNC: one line brings values back several times a request, by copies or by reading them, and the host waits each time."""
     for share in (share for share in context.shares("copy", _SMALL_SHARE) if share.name.startswith("copy:d2h")):
         sites = _of(context, share)
         total = sum(site.count for site in sites)
         for site in sites:
             often = context.horizon.copied.get(site.name, 0) / context.horizon.count * site.count / total
-            if often < _READS or site.sync < _MOST * site.count or site.bytes / site.count >= _SMALL_BYTES:
+            if often < (_VALUES if _reads(site) else _READS) or site.sync < _MOST * site.count or site.bytes / site.count >= _SMALL_BYTES:
                 continue
-            severity, confidence = grade(context, share, _SMALL_SHARE)
-            yield Finding(
-                id="D2H_IN_LOOP",
-                class_="communication",
-                severity=severity,
-                confidence=confidence,
+            implicit = _reads(site)
+            what = "reads values off the device" if implicit else "reads from the device"
+            texts = Texts(
                 where=site.site,
-                claim=f"{site.site} reads from the device {often:.1f} times a request and waits for it each time.",
-                evidence=(
-                    share_evidence(share),
-                    Evidence("reads a request", round(often, 1), "copies"),
-                    Evidence("mean size of a read", round(site.bytes / site.count / 1024, 2), "KiB"),
-                    Evidence("mean wait of a read", round(site.wall_ns / site.count / 1e6, 3), "ms"),
+                claim=f"{site.site} {what} {often:.1f} times a request and waits for it each time.",
+                refute_by=(
+                    "Run one replica under torch.cuda.set_sync_debug_mode('warn'): without warnings at this line the claim is wrong."
+                    if implicit
+                    else "Gather the values on the device and read once, on one replica: if the time stays, bytes and not waits cost it."
                 ),
-                share=share.share,
-                what_if_p99_ms=context.plan.p99_ms(share.name),
-                refute_by="Gather the values on the device and read once, on one replica: if the time stays, bytes and not waits cost it.",
-                fix="Collect the results on the device and copy them once after the loop.",
+                fix=(
+                    "Keep the decision on the device (torch.where, masks), or collect the values and read them once after the loop."
+                    if implicit
+                    else "Collect the results on the device and copy them once after the loop."
+                ),
                 rollback="Return to separate reads.",
             )
+            evidence = (
+                Evidence("reads a request", round(often, 1), "copies"),
+                *([Evidence("reads of values (item, bool)", f"{site.implicit} of {site.count}", "copies")] if implicit else []),
+                Evidence("mean size of a read", round(site.bytes / site.count / 1024, 2), "KiB"),
+                Evidence("mean wait of a read", round(site.wall_ns / site.count / 1e6, 3), "ms"),
+            )
+            id_ = "IMPLICIT_SYNC" if implicit else "D2H_IN_LOOP"
+            yield of_share(context, share, id_, "communication", texts, evidence, minimum=_SMALL_SHARE)
+
+
+def _reads(site: CopySite) -> bool:
+    """Whether most of a line's copies came of reading values."""
+    return site.implicit >= _MOST * site.count
 
 
 def _of(context: Context, share: Share) -> list[CopySite]:
@@ -141,27 +143,16 @@ def _counts(sites: Sequence[CopySite]) -> tuple[Evidence, ...]:
 def _finding(context: Context, share: Share, sites: Sequence[CopySite]) -> Finding:
     direction = share.name.partition(":")[2]
     top = max(sites, key=lambda site: site.wall_ns)
-    severity, confidence = grade(context, share)
     to_host = direction.lower().startswith("d2h")
-    return Finding(
-        id=f"{'D2H' if to_host else 'H2D'}_SYNC_PAGEABLE",
-        class_="communication",
-        severity=severity,
-        confidence=confidence,
+    texts = Texts(
         where=top.site,
         claim=f"Requests block on {direction} copies of pageable memory: {share.tail_ms:.1f} ms of a slow request, {share.body_ms:.2f} ms of an ordinary one.",
-        evidence=(
-            share_evidence(share),
-            *_counts(sites),
-            *_slowest(context, share),
-            *_pairs(context),
-        ),
-        share=share.share,
-        what_if_p99_ms=context.plan.p99_ms(share.name),
         refute_by=f"Pin the source buffer at {top.site} on one replica: if the time in {share.name} above the objective stays, this is not the cause.",
         fix=_fix(to_host=to_host),
         rollback="Return to the pageable buffer: one line, no state.",
     )
+    evidence = (*_counts(sites), *_slowest(context, share), *_pairs(context))
+    return of_share(context, share, f"{'D2H' if to_host else 'H2D'}_SYNC_PAGEABLE", "communication", texts, evidence)
 
 
 def _fix(*, to_host: bool) -> str:

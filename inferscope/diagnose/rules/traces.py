@@ -5,7 +5,7 @@ A property that slow and healthy captures share makes every request dearer, not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -320,23 +320,21 @@ def shape_churn(context: Context) -> Iterable[Finding]:
 
 def stragglers(context: Context) -> Iterable[Finding]:
     """NCCL_STRAGGLER: one rank arrives last at most collectives, and the others wait for it."""
-    found = contrast(context, lambda trace: trace.collective_wait_ms)
-    if found is None:
-        return
     last = _last(context.captures)
-    waited = found.trace.collective_ms
+    waiting = [(summary, trace) for summary, trace in context.captures if last is None or trace.rank != last[0]]
+    # of one trace only what lies beyond the fastest collective is waiting; captures are compared with each other as a whole
+    found = contrast(
+        replace(context, captures=tuple(waiting)),
+        lambda trace: None if not trace.collectives else trace.collective_wait_ms if len(waiting) == 1 else trace.collective_ms,
+    )
+    if found is None or (last is None and found.part < _OF_WINDOW) or (last is not None and last[1] < _LAST):
+        return
     if last is None:
-        if found.part < _OF_WINDOW:
-            return
-        where, claim = (
-            "collectives",
-            f"Collectives take {waited:.2f} ms of a captured request, {found.slow:.2f} ms of it beyond the fastest of its kind: other ranks come late.",
-        )
+        where = "collectives"
+        claim = f"Collectives take {found.trace.collective_ms:.2f} ms of {'the trace' if found.alone else 'a captured request'}, {found.slow:.2f} ms of it in waiting: other ranks come late."
         evidence: tuple[Evidence, ...] = ()
     else:
         rank, part, count, late = last
-        if part < _LAST:
-            return
         where = f"rank {rank}"
         claim = f"Rank {rank} arrives last at {100 * part:.0f} % of {count} collectives, {late:.2f} ms after the first on average; the others wait for it."
         evidence = (
@@ -351,25 +349,41 @@ def stragglers(context: Context) -> Iterable[Finding]:
         fix="Look at the late rank's own findings (CPU, input, clocks), and even out the work between ranks.",
         rollback="Return to the earlier placement.",
     )
-    yield _said(
-        context, "NCCL_STRAGGLER", "communication", texts, found, (*evidence, *found.evidence("waiting in collectives, estimate")),
-        sure="medium" if last is None else "high",
-    )  # fmt: skip
+    rows = (*evidence, *found.evidence("time in collectives"))
+    yield _said(context, "NCCL_STRAGGLER", "communication", texts, found, rows, sure="medium" if last is None else "high")
 
 
 def _last(captures: Sequence[tuple[CaptureSummary, TraceSummary]]) -> tuple[int, float, int, float] | None:
-    """(rank, part of the collectives at which it was last, collectives, its mean delay in ms) from traces of several ranks of one machine's clock."""
-    starts: dict[tuple[str, str, int], dict[int, int]] = {}
-    for _, trace in captures:
-        if trace.rank is None:
-            continue
-        for row in trace.collectives:
-            if row.sequence >= 0:
-                starts.setdefault((row.group, row.name, row.sequence), {}).setdefault(trace.rank, row.start_unix_ns)
-    both = [held for held in starts.values() if len(held) > 1]
-    if not both:
+    """(rank, part of the collectives at which it was last, collectives, its mean delay in ms) from traces of several ranks on one machine's clock."""
+    found = [held for held in _together(captures) if len(held) > 1]
+    if not found:
         return None
-    lasts = [max(held, key=lambda rank: held[rank]) for held in both]
+    lasts = [max(held, key=lambda rank: held[rank]) for held in found]
     rank = max(set(lasts), key=lasts.count)
-    late = [held[rank] - min(held.values()) for held, who in zip(both, lasts, strict=True) if who == rank]
-    return rank, lasts.count(rank) / len(both), len(both), sum(late) / len(late) / 1e6
+    late = [held[rank] - min(held.values()) for held, who in zip(found, lasts, strict=True) if who == rank]
+    return rank, lasts.count(rank) / len(found), len(found), sum(late) / len(late) / 1e6
+
+
+def _together(captures: Sequence[tuple[CaptureSummary, TraceSummary]]) -> list[dict[int, int]]:
+    """When each rank began each collective (unix ns): told apart by their number, or, where the trace has none, by overlapping in time."""
+    numbered: dict[tuple[str, str, int], dict[int, int]] = {}
+    timed: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+    for _, trace in captures:
+        for row in trace.collectives if trace.rank is not None else ():
+            if row.sequence >= 0:
+                numbered.setdefault((row.group, row.name, row.sequence), {}).setdefault(trace.rank or 0, row.start_unix_ns)
+            else:
+                timed.setdefault((row.group, row.name), []).append(
+                    (row.start_unix_ns, row.start_unix_ns + round(row.ms * 1e6), trace.rank or 0)
+                )
+    found = list(numbered.values())
+    for rows in timed.values():
+        until = 0
+        for start, end, rank in sorted(rows):
+            if start < until and rank not in found[-1]:  # a rank is in one collective at a time
+                found[-1][rank] = start
+                until = max(until, end)
+            else:
+                found.append({rank: start})
+                until = end
+    return found
