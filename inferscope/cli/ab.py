@@ -308,6 +308,6 @@ def _show(options: argparse.Namespace, value: dict[str, Any], verdicts: list[Ver
     remarks += _bottleneck(value.get("inside", {}))
     if "evidence" in value:
         remarks.append(f"evidence: {value['evidence']['path']}, root hash {value['evidence']['root_sha256']}")
-    quantities.write_verdicts(options, f"A/B: {options.a} against {options.b}", verdicts, remarks)
+    quantities.write_verdicts(options, f"A/B: {options.a} against {options.b}", verdicts, remarks, value.get("evidence"))
     shown = "\n".join([*(each.text() for each in verdicts), *remarks])
     emit(options, value, "" if options.md == "-" else shown)

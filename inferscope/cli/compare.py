@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         value["evidence"] = kept
         remarks.append(f"evidence: {kept['path']}, root hash {kept['root_sha256']}")
     remarks += [f"forced although the runs differ in {each}" for each in differing]
-    quantities.write_verdicts(options, f"{base.name} against {candidate.name}", verdicts, remarks)
+    quantities.write_verdicts(options, f"{base.name} against {candidate.name}", verdicts, remarks, kept)
     emit(options, value, "" if options.md == "-" else "\n".join([*(each.text() for each in verdicts), *remarks]))
     return compare.exit_code(verdicts)
 

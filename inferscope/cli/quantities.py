@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from typing import TYPE_CHECKING, Final, TypeVar
+import time
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from inferscope.bench import text
 from inferscope.bench.compare import INCOMPARABLE, INCONCLUSIVE, INCORRECT, REGRESSED
 from inferscope.errors import ConfigurationError, InferscopeError
+from inferscope.export import announce, regression_event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from inferscope.bench.compare import Verdict
@@ -109,12 +111,17 @@ def lines(path: Path) -> tuple[bytes, ...]:
     return found
 
 
-def write_verdicts(options: argparse.Namespace, title: str, verdicts: Sequence[Verdict], remarks: Sequence[str]) -> None:
-    """Verdicts as `--md` and `--junit` ask for them.
+def write_verdicts(
+    options: argparse.Namespace, title: str, verdicts: Sequence[Verdict], remarks: Sequence[str], evidence: Mapping[str, Any] | None = None
+) -> None:
+    """Verdicts as `--md` and `--junit` ask for them; a regression is also an event for the OTLP receiver that the environment names.
 
     Raises:
         InferscopeError: a file cannot be written.
     """
+    if any(each.word == REGRESSED for each in verdicts):
+        artefacts = {} if evidence is None else {str(evidence["path"]): str(evidence["root_sha256"])}
+        announce(regression_event(title, [each.to_json() for each in verdicts], time.time_ns(), artefacts), "inferscope")
     if options.md:
         text.put("--md", options.md, text.verdict_markdown(title, verdicts, remarks))
     if options.junit:

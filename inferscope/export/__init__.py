@@ -6,10 +6,11 @@ or opens a connection when no endpoint is configured.
 
 from __future__ import annotations
 
+from inferscope.export.announce import announce
 from inferscope.export.exporter import Exporter
 from inferscope.export.otlp.bands import Bands
 from inferscope.export.otlp.context import application_resource, current_span
-from inferscope.export.otlp.logs import Event, breach_event, capture_event, incident_event
+from inferscope.export.otlp.logs import Event, breach_event, capture_event, incident_event, regression_event
 from inferscope.export.otlp.metrics import ExportBatch, class_attributes
 from inferscope.export.otlp.series import Total
 from inferscope.export.otlp.totals import Objective, request_totals
@@ -26,6 +27,7 @@ __all__ = [
     "StoredEvent",
     "StoredWindow",
     "Total",
+    "announce",
     "application_resource",
     "breach_event",
     "capture_event",
@@ -36,5 +38,6 @@ __all__ = [
     "publish",
     "read_ring",
     "read_store",
+    "regression_event",
     "request_totals",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from inferscope import guard, semconv
+from inferscope import guard, integration, semconv
 from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
 from inferscope.diagnose.incident import load as load_incident
 from inferscope.export import (
@@ -134,7 +134,27 @@ class Outlet:
             Total(semconv.SELF_ERRORS, times, ((semconv.ATTR_REASON, "export.room" if name == "export" else name),))
             for name, times in guard.counts().items()
         ]
-        return spent + failed
+        lost = [
+            Total(semconv.SELF_DROPPED, times, ((semconv.ATTR_REASON, name),))
+            for name, times in self._rooms.recorder.counters().items()
+            if times and not name.endswith("_errors")  # those are among the failures
+        ]
+        return spent + failed + lost + self._captures() + _copied()
+
+    def _captures(self) -> list[Total]:
+        """What became of captures, and what they cost the requests that they were tried on."""
+        capture = self._rooms.capture
+        if capture is None:
+            return []
+        counts = capture.recording.counts
+        results = {"saved": counts.saved, "dropped": counts.dropped, "save_failed": counts.save_failed, "abandoned": counts.abandoned}
+        found = [Total(semconv.CAPTURES, times, ((semconv.ATTR_RESULT, result),)) for result, times in results.items() if times]
+        found += [
+            Total(semconv.CAPTURES, times, ((semconv.ATTR_RESULT, "refused"), (semconv.ATTR_REASON, reason)))
+            for reason, times in dict(counts.refused).items()
+        ]
+        stalls = ((phase, spent) for phase, spent in dict(counts.stalls_ns).items() if spent)
+        return found + [Total(semconv.CAPTURE_STALL, spent / NS_PER_S, (("inferscope.capture.phase", phase),)) for phase, spent in stalls]
 
     def emit(self, what: str, breach: Breach, directory: Path, digest: str | None) -> None:
         """Tell what happened to an incident; a diagnosis also tells the detector its cause."""
@@ -150,3 +170,11 @@ class Outlet:
             exporter.event(incident_event(incident, digest))
             for kept in incident.captures:
                 exporter.event(capture_event(kept, incident.id, now_ns() + unix_offset_ns(), breach.trigger))
+
+
+def _copied() -> list[Total]:
+    """Bytes that copies moved, by direction."""
+    moved: dict[str, int] = {}
+    for site in integration.copies():
+        moved[site["name"]] = moved.get(site["name"], 0) + int(site["bytes"])
+    return [Total(semconv.COPY_IO, held, ((semconv.ATTR_COPY_DIRECTION, name),)) for name, held in moved.items()]

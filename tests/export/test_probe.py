@@ -7,7 +7,7 @@ import json
 import pytest
 
 from inferscope import cli, semconv
-from inferscope.export import Exporter, Total
+from inferscope.export import Exporter, Total, announce, regression_event
 from inferscope.export.cost import costs
 from inferscope.export.probe import PROBE, probe
 from inferscope.testing.receiver import OtlpReceiver
@@ -38,6 +38,22 @@ def test_a_port_of_another_protocol_is_named(capsys):
     with OtlpReceiver() as receiver:
         assert cli.main(["doctor", "--endpoint", receiver.url.replace("http", "https"), "--json"]) == 1
     assert "TLS" in json.loads(capsys.readouterr().out)["checks"][0]["detail"]
+
+
+def test_a_regression_is_an_event_for_the_receiver_that_the_environment_names():
+    verdicts = [
+        {"metric": "p99", "word": "REGRESSED", "base": 20.0, "candidate": 31.0, "change": 0.55, "low": 0.4, "high": 0.7, "why": ""},
+        {"metric": "p50", "word": "NO CHANGE", "base": 9.0, "candidate": 9.0, "change": 0.0, "low": -0.01, "high": 0.01, "why": ""},
+    ]
+    event = regression_event("a against b", verdicts, 7, {"evidence/1": "ab" * 32})
+    assert announce(event, "shop", environ={}) is None, "no endpoint, no attempt"
+    with OtlpReceiver() as receiver:
+        assert announce(event, "shop", environ={"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}) is True
+        (record,) = receiver.logs(semconv.EVENT_REGRESSION)
+    assert record.attributes["inferscope.regression.metrics"] == ["p99"]
+    assert record.attributes["inferscope.regression.verdicts"][0]["low"] == 0.4
+    assert record.attributes["inferscope.artefact.sha256"] == "ab" * 32
+    assert record.resource == {"service.name": "shop"}
 
 
 def test_cost_is_counted_from_what_was_exported(make, tmp_path, capsys):

@@ -13,11 +13,11 @@ from inferscope import semconv
 from inferscope.clock import NS_PER_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from inferscope.types import Breach, CaptureSummary, Incident, Share
 
-__all__ = ["INFO", "WARN", "Event", "breach_event", "capture_event", "incident_event"]
+__all__ = ["INFO", "WARN", "Event", "breach_event", "capture_event", "incident_event", "regression_event"]
 
 INFO: Final = 9
 """OTLP severity number INFO."""
@@ -131,6 +131,34 @@ def incident_event(incident: Incident, root_hash: str | None) -> Event:
                 "inferscope.incident.findings": [f"{item.id} ({item.confidence}): {item.claim}" for item in incident.findings],
                 "inferscope.artefact.path": incident.path,
                 "inferscope.artefact.sha256": root_hash,
+            }
+        ),
+    )
+
+
+def regression_event(title: str, verdicts: Sequence[Mapping[str, Any]], time_unix_ns: int, artefacts: Mapping[str, str]) -> Event:
+    """Said when a comparison found a version worse.
+
+    Args:
+        title: What was compared.
+        verdicts: Each with `metric`, `word`, `base`, `candidate`, `change`, `low` and `high`.
+        time_unix_ns: When.
+        artefacts: SHA-256 by the path of what was compared.
+    """
+    worse = [str(each["metric"]) for each in verdicts if each["word"] == "REGRESSED"]
+    kept = ("metric", "word", "base", "candidate", "change", "low", "high")
+    return Event(
+        name=semconv.EVENT_REGRESSION,
+        time_unix_ns=time_unix_ns,
+        severity=WARN,
+        body=f"{title}: {', '.join(worse)} regressed",
+        attributes=_present(
+            {
+                "inferscope.regression.title": title,
+                "inferscope.regression.metrics": worse,
+                "inferscope.regression.verdicts": [_present({name: each.get(name) for name in kept}) for each in verdicts],
+                "inferscope.artefact.path": ", ".join(artefacts) or None,
+                "inferscope.artefact.sha256": ", ".join(artefacts.values()) or None,
             }
         ),
     )
