@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope import guard
+from inferscope.clock import now_ns
 from inferscope.errors import IntegrationUnavailableError
 from inferscope.patching import Ledger
 from inferscope.record import core
@@ -35,6 +36,7 @@ __all__ = [
     "Integration",
     "Registry",
     "record_copy",
+    "record_first_byte",
     "record_shape",
     "record_wait",
     "recorder",
@@ -373,6 +375,16 @@ def shape_of(request_id: int) -> tuple[tuple[int, ...], bool] | None:
     """
     held = _shapes[request_id % _SHAPES]
     return (held[1], held[2]) if held is not None and held[0] == request_id else None
+
+
+def record_first_byte(request: Any) -> None:
+    """Tell that the first byte of a response was handed over; `SLO(until="first_byte")` judges the time until then.
+
+    Args:
+        request: The open request that it answers; a closed one is past its last byte, and says nothing.
+    """
+    if request.open:
+        core.default.interval("first_byte", request.name, request.start_ns, now_ns())
 
 
 def record_wait(queue: str, start_ns: int, end_ns: int) -> None:

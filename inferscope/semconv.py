@@ -18,6 +18,7 @@ COPY_IO: Final = "inferscope.copy.io"
 LOCK_WAIT_DURATION: Final = "inferscope.lock.wait.duration"
 LOCK_HOLD_DURATION: Final = "inferscope.lock.hold.duration"
 QUEUE_DURATION: Final = "inferscope.queue.duration"
+FIRST_BYTE: Final = "inferscope.request.first_byte"
 GC_PAUSE: Final = "inferscope.gc.pause"
 DEVICE_QUEUE_DURATION: Final = "inferscope.device.queue.duration"
 REQUESTS: Final = "inferscope.requests"
@@ -41,6 +42,7 @@ UNITS: Final[dict[str, str]] = {
     LOCK_WAIT_DURATION: "s",
     LOCK_HOLD_DURATION: "s",
     QUEUE_DURATION: "s",
+    FIRST_BYTE: "s",
     GC_PAUSE: "s",
     DEVICE_QUEUE_DURATION: "s",
     REQUESTS: "{request}",

@@ -144,9 +144,9 @@ class Jitter:
 class SizeFilter:
     """Counts only requests whose `size` lies in the objective's range.
 
-    Classes are not split by size, so this is an estimate: in each latency band the share of such requests among the retained ones, applied
-    to the exact count of the band. Above the lowest objective all requests are retained (up to 2048 in ten seconds), so that those counts are
-    exact; below it 64 a band and ten seconds are sampled. A request without a size is in no range.
+    Classes are not split by size. Where all requests of a latency band were retained in a window, as those above the lowest objective are up
+    to 2048 in ten seconds, the count is exact; elsewhere (64 a band and ten seconds are sampled) it is the share among the sampled ones of
+    the latest ten seconds, applied to the exact count of the band. A request without a size is in no range.
 
     Args:
         slo: The objective, with `size`.
@@ -157,6 +157,7 @@ class SizeFilter:
         low, high = slo.size or (None, None)
         self._low, self._high = -np.inf if low is None else low, np.inf if high is None else high
         self._shares: dict[tuple[ClassKey, int], list[float]] = {}
+        self._now: dict[tuple[ClassKey, int], list[int]] = {}
         self._carry = [0.0, 0.0, 0.0, 0.0]
 
     def count(self, window: Window) -> Counts:
@@ -180,12 +181,17 @@ class SizeFilter:
         for share in self._shares.values():
             share[0] *= _KEEP
             share[1] *= _KEEP
+        self._now = {}
         for record in window.records:
             if record.profiled or not record.reasons & (Reason.BREACH | Reason.RESERVOIR) or not self._slo.judges(record.key):
                 continue
-            share = self._shares.setdefault((record.key, record.band), [0.0, 0.0])
-            share[0] += record.size is not None and self._low <= record.size < self._high
-            share[1] += 1.0
+            inside = record.size is not None and self._low <= record.size < self._high
+            for held in (
+                self._shares.setdefault((record.key, record.band), [0.0, 0.0]),
+                self._now.setdefault((record.key, record.band), [0, 0]),
+            ):
+                held[0] += inside
+                held[1] += 1
 
     def _estimate(self, held: ClassWindow) -> FloatArray:
         bands, threshold = held.bands, self._slo.threshold_ns
@@ -194,11 +200,15 @@ class SizeFilter:
         mine = [self._shares.get((held.key, int(band)), (0.0, 0.0)) for band in bands.bands]
         inside, seen = sum(share[0] for share in mine), sum(share[1] for share in mine)
         typical = inside / seen if seen else 0.0
-        shares = np.array([share[0] / share[1] if share[1] > 0.0 else typical for share in mine])
-        requests = float((bands.counts * shares).sum())
+        counts = np.zeros(len(mine))
+        for position, (band, share) in enumerate(zip(bands.bands, mine, strict=True)):
+            now = self._now.get((held.key, int(band)), (0, 0))
+            total = int(bands.counts[position])
+            counts[position] = now[0] if now[1] == total else total * (share[0] / share[1] if share[1] > 0.0 else typical)
+        requests = float(counts.sum())
         if threshold in held.edges_ns:
             over = above_edge(bands.bands, held.edges_ns, held.edges_ns.index(threshold))
-            exceeding = float((bands.counts * shares)[over].sum())
+            exceeding = float(counts[over].sum())
         else:
             exceeding = min(typical * above(held.latency, threshold), requests)
         overall = requests / max(float(bands.counts.sum()), 1.0)

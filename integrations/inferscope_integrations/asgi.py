@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope.guard import guard
-from inferscope.integration import EXCLUDED_PATHS, Integration, recorder
+from inferscope.integration import EXCLUDED_PATHS, Integration, record_first_byte, recorder
 from inferscope.slots import slots
 
 if TYPE_CHECKING:
@@ -83,13 +83,19 @@ async def _live(original: Callable[..., Awaitable[None]], app: Any, scope: Mutab
 async def _serve(
     original: Callable[..., Awaitable[None]], app: Any, scope: MutableMapping[str, Any], receive: Any, send: Any, name: str
 ) -> None:
+    begun = False
     with recorder().request(name) as request:
 
         async def watched(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start" and message["status"] >= _SERVER_ERROR:
                 request.error = str(message["status"])
             await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body", False):
-                request.finish()
+            if message["type"] == "http.response.body":
+                nonlocal begun
+                if not begun and message.get("body"):
+                    begun = True
+                    record_first_byte(request)
+                if not message.get("more_body", False):
+                    request.finish()
 
         await original(app, scope, receive, watched)

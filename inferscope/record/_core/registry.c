@@ -89,15 +89,15 @@ static Def *other_def(Recorder *rec) {
     return rec->other;
 }
 
-/* How an interval's kind is split: "lock" and "lock.wait" are the wait series and the lock's column; holds, and what a device did, overlap
- * with everything else the request does, so they own no column. */
+/* How an interval's kind is split: "lock" and "lock.wait" are the wait series and the lock's column; holds, what a device did, and the
+ * time to a stream's first byte overlap with everything else the request does, so they own no column. */
 static void kind_parts(PyObject *kind, PyObject **series_kind, PyObject **column_kind) {
     *series_kind = *column_kind = kind;
     if (PyUnicode_Compare(kind, str_lock) == 0 || PyUnicode_Compare(kind, str_lock_wait) == 0) {
         *series_kind = str_lock_wait;
         *column_kind = str_lock;
     } else if (PyUnicode_Compare(kind, str_lock_hold) == 0 || PyUnicode_CompareWithASCIIString(kind, "device") == 0 ||
-               PyUnicode_CompareWithASCIIString(kind, "device.queue") == 0) {
+               PyUnicode_CompareWithASCIIString(kind, "device.queue") == 0 || PyUnicode_CompareWithASCIIString(kind, "first_byte") == 0) {
         *column_kind = NULL;
     }
 }

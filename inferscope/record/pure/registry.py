@@ -20,7 +20,7 @@ NAME_LIMIT: Final = 120
 _OTHER: Final = 1
 NO_COLUMN: Final = -1
 _SERIES_KIND: Final = {"lock": "lock.wait"}
-_SERIES_ONLY: Final = frozenset({"lock.hold", "device", "device.queue"})
+_SERIES_ONLY: Final = frozenset({"lock.hold", "device", "device.queue", "first_byte"})
 
 
 class Definition:
