@@ -22,8 +22,7 @@ __all__ = ["KEYS", "UNNAMED", "Settings", "flag", "load", "parse_slo", "read", "
 
 FILE_SCHEMA: Final = 1
 PREFIX: Final = "INFERSCOPE_"
-UNNAMED: Final = "unknown_service"
-"""What OpenTelemetry calls a service that nobody named."""
+UNNAMED: Final = "unknown_service"  # what OpenTelemetry calls a service that nobody named
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 
