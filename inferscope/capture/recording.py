@@ -150,16 +150,23 @@ class Recording:
         self.stop_here()
         if self.window is not None:
             self.window.leave(EXIT_WAIT_S)
-        running = self.session
-        if running is not None and not self._alive(running):
-            self._bury(running)
-        elif running is not None and session.lock.acquire(timeout=EXIT_WAIT_S):
-            session.lock.release()
+        self._outlive()
         with self.mutex:
             self.machine.reason = reason
             self.machine.move(State.DISABLED)
         self._quiet()
         self.gate.remove()
+
+    def _outlive(self) -> None:
+        """Wait for a session of another thread to end, or for that thread to: it is there for a moment after it was joined."""
+        deadline = self._clock() + int(EXIT_WAIT_S * NS_PER_S)
+        while (running := self.session) is not None and self._clock() < deadline:
+            if not self._alive(running):
+                self._bury(running)
+                return
+            if session.lock.acquire(timeout=EXIT_WAIT_S / 10):
+                session.lock.release()
+                return
 
     def after_fork(self) -> None:
         """In a forked child: nothing records here, and no lock may be one that another thread held."""

@@ -353,8 +353,12 @@ class Session:
 
 def silence(torch: Any) -> None:
     """Remove the callbacks of the session in force; what was recorded stays."""
-    autograd = torch.autograd
-    autograd._toggle_collection_dynamic(False, {autograd.ProfilerActivity.CPU})  # noqa: SLF001, FBT003  (no public name)
+    kinds = {torch.autograd.ProfilerActivity.CPU}
+    version = getattr(torch, "version", None)
+    if getattr(version, "cuda", None) is None and getattr(version, "hip", None) is None:
+        # Without a GPU to record these change nothing, and spare a line on the application's stderr.
+        kinds |= {torch.autograd.ProfilerActivity.CUDA, torch.autograd.ProfilerActivity.XPU}
+    torch.autograd._toggle_collection_dynamic(False, kinds)  # noqa: SLF001, FBT003  (no public name)
 
 
 def run_empty(torch: Any) -> None:

@@ -113,7 +113,7 @@ class Window:
         self.native = threading.get_native_id()
         self.results: Any = None
         self.opened_ns = self.silent_ns = self.end_ns = 0
-        self.start_cost_ns = self.stop_cost_ns = self.drain_ns = 0
+        self.start_cost_ns = self.stop_cost_ns = self.stop_cpu_ns = self.drain_ns = 0
         self.yielded = self.abandoned = self.parked = self.truncated = False
         self.device_stopped = self.tail_lost = False
         self.why_no_device: str | None = None
@@ -198,7 +198,7 @@ class Window:
                 return False
             if not self.yielded:
                 self._mark()  # the stop holds the interpreter: whoever is open waits for it
-            begun = self._clock()
+            begun, cpu = self._clock(), time.thread_time_ns()
             profile, self.profile = self.profile, None
             if self.device is not None:
                 stopped = getattr(self._torch.autograd, "_is_kineto_stopped", None)
@@ -211,6 +211,7 @@ class Window:
             finally:
                 self.end_ns = self._clock()
                 self.stop_cost_ns = self.end_ns - begun
+                self.stop_cpu_ns = time.thread_time_ns() - cpu
                 self._over.set()
         return True
 

@@ -196,8 +196,7 @@ class Windows:
             self.dropped += 1
         else:
             self._held.append((window, target, []))
-        allowed = self._pacing.stop_ns
-        if window.stop_cost_ns > 4 * max(allowed, STOP_NS):
+        if window.stop_cpu_ns > 4 * max(self._pacing.stop_ns, STOP_NS):
             recording.fault("stall")
 
     def _judge(self, window: Window, target: Target, records: list[RequestRecord], columns: Sequence[Column]) -> None:

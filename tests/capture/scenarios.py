@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import json
 import os
 import random
@@ -17,6 +18,9 @@ import torch
 
 from inferscope.capture import CaptureBudget, RequestScopedCapture, State, Target
 from inferscope.capture import recording as recording_module
+from inferscope.capture import window as window_module
+from inferscope.capture import windows as windows_module
+from inferscope.capture.plan import Plan
 from inferscope.record import core
 
 torch.set_num_threads(1)
@@ -35,12 +39,16 @@ def operators(count: int) -> None:
         torch.add(SMALL, SMALL)
 
 
-def build(directory: Path, budget: CaptureBudget = LAVISH, threshold_ns: int = 0) -> tuple[core.Recorder, RequestScopedCapture]:
+def build(
+    directory: Path, budget: CaptureBudget = LAVISH, threshold_ns: int = 0, plan: Plan | None = None
+) -> tuple[core.Recorder, RequestScopedCapture]:
     """A recorder with captures armed for its requests named "score"; every capture is kept unless a threshold is given."""
     recorder = core.Recorder()
-    capture = RequestScopedCapture(budget, set_armed=lambda armed: setattr(recorder, "armed", armed))
+    in_flight = getattr(recorder, "_open", None) if plan is not None else None
+    capture = RequestScopedCapture(budget, set_armed=lambda armed: setattr(recorder, "armed", armed), in_flight=in_flight)
     recorder.set_hooks(on_start=capture.on_start, on_enter=capture.on_enter, on_exit=capture.on_exit, on_finish=capture.on_finish)
-    refused = capture.arm(Target("test", directory, "score", threshold_ns))
+    more = {"plan": plan, "keep_all": True} if plan is not None else {}
+    refused = capture.arm(Target("test", directory, "score", threshold_ns, **more))
     assert refused is None, refused
     return recorder, capture
 
@@ -59,18 +67,69 @@ class Users:
         self.uses = 0
         self.incomplete: list[int] = []
 
-    def profile(self) -> None:
+    def profile(self, nested: bool = False) -> None:
         if not self.own.acquire(blocking=False):
             return
         try:
             with torch.autograd.profiler.profile(use_kineto=True) as profile:
-                operators(25)
+                if nested:  # on one thread torch bears it: the outer one then has nothing
+                    with torch.autograd.profiler.profile(use_kineto=True) as profile:
+                        operators(25)
+                else:
+                    operators(25)
         finally:
             self.own.release()
         seen = sum(event.name == "aten::add" for event in profile.function_events)
         self.uses += 1
         if seen != 25:
             self.incomplete.append(seen)
+
+
+def churn(recorder: core.Recorder, stop: threading.Event, users: Users, seed: int) -> None:
+    """Workers that come and go, each with some requests of saturated small operators."""
+    chance = random.Random(seed)
+
+    def serve(requests: int) -> None:
+        for _ in range(requests):
+            if stop.is_set():
+                return
+            with recorder.request("score"):
+                operators(20)
+                with recorder.stage("forward"):
+                    operators(20)
+                if seed == 0 and chance.random() < 0.0005:
+                    users.profile(nested=chance.random() < 0.3)
+
+    while not stop.is_set():
+        worker = threading.Thread(target=serve, args=(chance.randrange(1, 400),))
+        worker.start()
+        worker.join()
+
+
+def life(
+    recorder: core.Recorder, capture: RequestScopedCapture, stop: threading.Event, users: Users, children: list[int]
+) -> list[threading.Thread]:
+    """Six lines of workers, somebody who profiles at random, and forks, all running until `stop`."""
+
+    def use_own_profiler() -> None:
+        chance = random.Random(7)
+        while not stop.is_set():
+            time.sleep(chance.random())
+            users.profile(nested=chance.random() < 0.3)
+
+    def fork() -> None:
+        while not stop.wait(0.3):
+            child = os.fork()
+            if not child:
+                operators(50)
+                os._exit(0 if capture.state is State.DISABLED and not recorder.armed else 3)
+            children.append(nurse(child))
+
+    threads = [threading.Thread(target=churn, args=(recorder, stop, users, seed)) for seed in range(6)]
+    threads += [threading.Thread(target=use_own_profiler), threading.Thread(target=fork)]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 def storm(directory: Path, sessions: int) -> None:
@@ -81,25 +140,8 @@ def storm(directory: Path, sessions: int) -> None:
     stop, users = threading.Event(), Users()
     counts, target = capture.recording.counts, capture._armed.target
 
-    def serve(seed: int) -> None:
-        chance = random.Random(seed)
-        while not stop.is_set():
-            with recorder.request("score"):
-                operators(20)
-                with recorder.stage("forward"):
-                    operators(20)
-                if seed == 0 and chance.random() < 0.02:
-                    users.profile()
-
-    def use_own_profiler() -> None:
-        chance = random.Random(7)
-        while not stop.is_set():
-            time.sleep(chance.random() * 0.05)
-            users.profile()
-
-    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(6)] + [threading.Thread(target=use_own_profiler)]
-    for thread in threads:
-        thread.start()
+    children: list[int] = []
+    threads = life(recorder, capture, stop, users, children)
     begun = time.monotonic()
     while counts.sessions < sessions and time.monotonic() - begun < 60:
         # Halfway some are kept and written while others record.
@@ -116,7 +158,154 @@ def storm(directory: Path, sessions: int) -> None:
         capture.run_once()
         time.sleep(0.05)
     said = {**capture.status(), "uses": users.uses, "incomplete": users.incomplete, "hook_errors": recorder.counters()["hook_errors"]}
+    say(json.dumps({**said, "children": children}))
+
+
+def window_storm(directory: Path, wanted: int) -> None:
+    """Windows of all threads under saturated small operators, with users, forks and threads that come and go."""
+    windows_module.GAP_NS = 0
+    recorder, capture = build(directory, dataclasses.replace(LAVISH, all_threads=True), plan=Plan(tier=2, requests=64, window_ms=5))
+    unlimited(capture)
+    windows, stop, users = capture.windows, threading.Event(), Users()
+    target = capture._armed.target
+    windows_module.JUDGE_NS = 0
+    children: list[int] = []
+    threads = life(recorder, capture, stop, users, children)
+    begun = time.monotonic()
+    while windows.recorded < wanted and time.monotonic() - begun < 60 + wanted / 4:
+        # Most are dropped: writing is not what this is about.
+        windows._kept, windows._target = 0, target
+        object.__setattr__(target, "keep_all", windows.recorded % 10 == 0)
+        capture._armed.until_ns = 1 << 62
+        capture.run_once()
+        time.sleep(0.001)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    capture.disarm()
+    deadline = time.monotonic() + 5
+    while capture.pending and time.monotonic() < deadline:
+        capture.run_once()
+        time.sleep(0.02)
+    said = {**capture.status(), "recorded": windows.recorded, "uses": users.uses, "incomplete": users.incomplete, "children": children}
     say(json.dumps(said))
+
+
+def window_beside(directory: Path) -> tuple[core.Recorder, RequestScopedCapture, threading.Event]:
+    """A long window that a thread of ours drives while the caller does what it tests; the event says that it records."""
+    entered = threading.Event()
+    real = window_module.Window.wait
+
+    def wait(self: window_module.Window, seconds: float) -> None:
+        entered.set()
+        real(self, 30.0)
+
+    window_module.Window.wait = wait  # type: ignore[method-assign]
+    recorder, capture = build(directory, dataclasses.replace(LAVISH, all_threads=True), plan=Plan(tier=2, requests=1))
+
+    def keep() -> None:
+        while True:
+            capture.run_once()
+            time.sleep(0.01)
+
+    threading.Thread(target=keep, daemon=True).start()
+    assert entered.wait(20)
+    return recorder, capture, entered
+
+
+def exit_in_a_window(directory: Path) -> None:
+    recorder, capture, _ = window_beside(directory)
+    with recorder.request("score"):
+        operators(50)
+    assert capture.state is State.RECORDING
+
+
+def exit_with_a_parked_window(directory: Path) -> None:
+    """A daemon thread's request never ends: nothing may be stopped, and the process still ends well."""
+    windows_module.DRAIN_S = 0.05
+    recorder, capture, _ = window_beside(directory)
+
+    def serve() -> None:
+        with recorder.request("score"):
+            operators(50)
+            time.sleep(60)
+
+    threading.Thread(target=serve, daemon=True).start()
+    time.sleep(0.1)
+    capture.recording.window.ask_to_stop()
+    deadline = time.monotonic() + 10
+    while capture.state is not State.PARKED and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert capture.state is State.PARKED
+
+
+def fork_in_a_window(directory: Path) -> None:
+    recorder, capture, _ = window_beside(directory)
+    child = os.fork()
+    if not child:
+        with recorder.request("score"):
+            operators(5000)
+        os._exit(0 if capture.state is State.DISABLED else 3)
+    assert nurse(child) == 0
+    assert capture.state is State.RECORDING
+    capture.recording.window.ask_to_stop()
+    deadline = time.monotonic() + 10
+    while not capture.windows.recorded and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert capture.windows.recorded == 1
+
+
+def user_beside_a_parked_window(directory: Path) -> None:
+    """What was parked can never be stopped in time: the application's profiler starts all the same, and has everything."""
+    recording_module.USER_WAIT_S = 0.2
+    windows_module.DRAIN_S = 0.05
+    recorder, capture, _ = window_beside(directory)
+    leave, inside = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        with recorder.request("score"):
+            operators(50)
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    inside.wait()
+    for _ in range(2):
+        with torch.autograd.profiler.profile(use_kineto=True) as profile:
+            operators(25)
+        assert sum(event.name == "aten::add" for event in profile.function_events) == 25
+    leave.set()
+    thread.join()
+    assert capture.recording.counts.abandoned == 1
+    assert capture.state is State.TRIPPED
+
+
+def user_before_us(directory: Path) -> None:
+    """Prepared before any incident, records during one: no flag shows it, and it loses nothing."""
+    plan = torch.profiler.schedule(wait=0, warmup=1, active=1)
+    recorder = core.Recorder()
+    capture = RequestScopedCapture(LAVISH, set_armed=lambda armed: setattr(recorder, "armed", armed))
+    recorder.set_hooks(on_start=capture.on_start, on_enter=capture.on_enter, on_exit=capture.on_exit, on_finish=capture.on_finish)
+    capture.run_once()
+    found = []
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], schedule=plan, on_trace_ready=lambda p: found.append(p.events())
+    ) as user:
+        assert capture.arm(Target("test", directory, "score", 0)) is None
+        with recorder.request("score"):
+            operators(50)
+        user.step()
+        operators(25)
+        with recorder.request("score"):
+            operators(5)
+        user.step()
+    assert capture.recording.counts.sessions == 0
+    assert capture.recording.counts.refused["user_profiler"] >= 1
+    assert sum(event.name == "aten::add" for event in found[0]) == 30
+    with recorder.request("score"):
+        operators(5)
+    assert capture.recording.counts.sessions == 1
 
 
 def exit_on_main(directory: Path) -> None:
@@ -311,9 +500,9 @@ def exit_without_us(_: Path) -> None:
     operators(50)
 
 
-def nurse(pid: int) -> int:
-    """Exit status of a child; one that hangs for a minute is killed."""
-    deadline = time.monotonic() + 60
+def nurse(pid: int, limit_s: float = 60.0) -> int:
+    """Exit status of a child; one that hangs for that long is killed."""
+    deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
@@ -336,7 +525,7 @@ def main(root: Path, calls: list[str]) -> None:
                 os.dup2(os.open(root / f"{name}.{file}", os.O_WRONLY | os.O_CREAT), descriptor)
             globals()[name](root / name, *([int(number)] if number else []))
             return
-        statuses[name] = nurse(pid)
+        statuses[name] = nurse(pid, 60.0 + int(number or 0))
     say(json.dumps(statuses))
 
 

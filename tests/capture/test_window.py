@@ -143,9 +143,7 @@ class Bench:
         )
         self.capture.recording.spending.spend = lambda _stall, _now: None
         capture = self.capture
-        self.recorder.set_hooks(
-            on_start=capture.on_start, on_enter=capture.on_enter, on_exit=capture.on_exit, on_finish=capture.on_finish
-        )
+        self.recorder.set_hooks(on_start=capture.on_start, on_enter=capture.on_enter, on_exit=capture.on_exit, on_finish=capture.on_finish)
         words = {"request": "score", "threshold_ns": 20 * MS, "keep_all": plan is not None, "plan": plan or Plan(), **target}
         assert self.capture.arm(Target("x", directory, **words)) is None
         self.directory = directory
