@@ -1,5 +1,5 @@
-"""The device: a CUDA card when there is one, else a stand-in that keeps a card's rules about copies without one, or inferscope's simulated
-accelerator, which torch takes for a real device.
+"""The device: a CUDA card when there is one, else inferscope's simulated accelerator, which torch takes for a real device, else (it wants a
+C++ compiler) a stand-in that keeps a card's rules about copies.
 
 What matters here is how a copy from host memory reaches a card. From *pageable* memory the driver carries it through its own staging
 buffer: the caller waits, and everybody who copies from pageable memory takes turns, first come, first served. From *pinned* memory the card fetches
@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from inferscope import InferscopeError
 from inferscope.integration import record_copy
 
 __all__ = ["Copy", "CudaDevice", "Device", "Lane", "Simulated", "StandIn", "choose"]
@@ -43,6 +44,8 @@ class Copy:
     """When the bytes had arrived."""
     returned_ns: int
     """When the caller could go on."""
+    thread_id: int = 0
+    """Native id of the thread that asked."""
 
 
 class Device(Protocol):
@@ -70,6 +73,10 @@ class Device(Protocol):
 
     def own_stream(self) -> AbstractContextManager[Any]:
         """Inside, this thread's work on the device has a queue of its own instead of the common one."""
+        ...
+
+    def usual_stream(self) -> AbstractContextManager[Any]:
+        """Inside, this thread's work goes where it goes when nobody says anything."""
         ...
 
     def kernel(self, milliseconds: float) -> None:
@@ -149,7 +156,7 @@ class StandIn:
         if sync:
             sleep_until(end)
         self._queue.busy_until = max(end, getattr(self._queue, "busy_until", 0))
-        self._note(Copy("h2d", tensor.nbytes, pageable, sync, asked, start, end, time.perf_counter_ns()))
+        self._note(Copy("h2d", tensor.nbytes, pageable, sync, asked, start, end, time.perf_counter_ns(), threading.get_native_id()))
         return result
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -169,6 +176,7 @@ class StandIn:
                 start_ns=start,
                 end_ns=end,
                 returned_ns=time.perf_counter_ns(),
+                thread_id=threading.get_native_id(),
             )
         )
         return result
@@ -185,6 +193,10 @@ class StandIn:
 
     def own_stream(self) -> AbstractContextManager[Any]:
         """See `Device`; here each thread has its own queue anyway."""
+        return nullcontext()
+
+    def usual_stream(self) -> AbstractContextManager[Any]:
+        """See `Device`."""
         return nullcontext()
 
     def kernel(self, milliseconds: float) -> None:
@@ -232,7 +244,8 @@ class CudaDevice:
         result = tensor.to(self._device, non_blocking=non_blocking)
         returned = time.perf_counter_ns()
         pageable = not tensor.is_pinned()
-        self.copies.append(Copy("h2d", tensor.nbytes, pageable, pageable or not non_blocking, asked, asked, returned, returned))
+        sync = pageable or not non_blocking
+        self.copies.append(Copy("h2d", tensor.nbytes, pageable, sync, asked, asked, returned, returned, threading.get_native_id()))
         return result
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -240,7 +253,8 @@ class CudaDevice:
         asked = time.perf_counter_ns()
         result = tensor.cpu()
         returned = time.perf_counter_ns()
-        self.copies.append(Copy("d2h", tensor.nbytes, True, True, asked, asked, returned, returned))  # noqa: FBT003  two facts of `Copy`
+        facts = (True, True, asked, asked, returned, returned, threading.get_native_id())
+        self.copies.append(Copy("d2h", tensor.nbytes, *facts))
         return result
 
     def pinned(self, *shape: int) -> torch.Tensor:
@@ -253,6 +267,10 @@ class CudaDevice:
             self._streams.own = self._new_stream()
         stream: AbstractContextManager[Any] = torch.cuda.stream(self._streams.own)
         return stream
+
+    def usual_stream(self) -> AbstractContextManager[Any]:
+        """See `Device`: the default stream, which all threads share."""
+        return nullcontext()
 
     def kernel(self, milliseconds: float) -> None:
         """See `Device`; spins on the card for the cycles of that time."""
@@ -295,7 +313,17 @@ class Simulated:
         """See `Device`."""
         return deque(
             (
-                Copy(each.kind, each.nbytes, each.pageable, each.blocking, each.issue_ns, each.start_ns, each.end_ns, each.returned_ns)
+                Copy(
+                    each.kind,
+                    each.nbytes,
+                    each.pageable,
+                    each.blocking,
+                    each.issue_ns,
+                    each.start_ns,
+                    each.end_ns,
+                    each.returned_ns,
+                    each.thread_id,
+                )
                 for each in self._sim.operations()
                 if each.kind in {"h2d", "d2h"}
             ),
@@ -321,6 +349,10 @@ class Simulated:
         stream: AbstractContextManager[Any] = self._streams.own
         return stream
 
+    def usual_stream(self) -> AbstractContextManager[Any]:
+        """See `Device`: one for each thread, as CUDA has with per-thread default streams; they take turns for the staging buffer only."""
+        return self.own_stream()
+
     def kernel(self, milliseconds: float) -> None:
         """See `Device`."""
         self._sim.kernel(milliseconds, "model")
@@ -335,16 +367,26 @@ class Simulated:
 
 
 def choose(name: str) -> Device:
-    """The device called `auto` (a card when there is one), `cuda`, `cpu` (the stand-in) or `simulated`.
+    """The device called `auto`, `cuda`, `cpu` (the stand-in) or `simulated`.
+
+    `auto` is a card when there is one, else the simulated accelerator, else, where that cannot be compiled, the stand-in; it says which.
 
     Raises:
         ValueError: another name, or `cuda` where torch sees no card.
+        inferscope.InferscopeError: `simulated` where it cannot be compiled; the message says what is missing.
     """
     if name not in {"auto", "cuda", "cpu", "simulated"}:
         raise ValueError(f"the device is auto, cuda, cpu or simulated, not {name!r}")
-    if name == "simulated":
+    if name == "cpu":
+        return StandIn()
+    if name != "simulated" and torch.cuda.is_available():
+        return CudaDevice()
+    if name == "cuda":
+        raise ValueError("torch sees no CUDA device; --device auto takes the simulated accelerator")
+    try:
         return Simulated()
-    available = name != "cpu" and torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise ValueError("torch sees no CUDA device; --device auto or cpu takes the stand-in")
-    return CudaDevice() if available else StandIn()
+    except InferscopeError as error:
+        if name == "simulated":
+            raise
+        print(f"the stand-in takes the device's place: {error}", flush=True)
+        return StandIn()

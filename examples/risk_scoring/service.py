@@ -161,6 +161,7 @@ class Scoring(abc.ABC):
 
     def score(self, applicant: Applicant, trail: truth.Trail) -> dict[str, Any]:
         """One request, on a worker thread."""
+        trail.thread_id = threading.get_native_id()
         with torch.inference_mode(), self.queue():
             with scope.stage("preprocess"), trail.phase("preprocess"):
                 columns = self.scenarios(applicant)
@@ -181,6 +182,10 @@ class Scoring(abc.ABC):
             }
             verdict = self.decide(facts, trail)
         return {"score": round(expected, 6), "stress": round(worst, 6), "decision": verdict.decision, "reasons": list(verdict.reasons)}
+
+    def account(self) -> list[dict[str, int]]:
+        """The truth of the finished requests; that of their copies is the device's own log."""
+        return truth.with_copies(self.truth.rows(), self.device.copies)
 
     def scenarios(self, applicant: Applicant) -> list[torch.Tensor]:
         """Columns student, balance, income and weight, each of shape (scenarios,) in pageable memory."""
@@ -262,7 +267,7 @@ def application(version: type[Scoring]) -> Starlette:
         yield
         neighbours.stop()
         if options.truth:
-            scoring.truth.write(options.truth / f"truth-{os.getpid()}.jsonl")
+            truth.write(options.truth / f"truth-{os.getpid()}.jsonl", scoring.account())
 
     async def score(request: Request) -> JSONResponse:
         try:
@@ -280,7 +285,7 @@ def application(version: type[Scoring]) -> Starlette:
             bounds = {name: int(value) for name, value in request.query_params.items() if name in {"from_ns", "to_ns"}}
         except ValueError:
             return JSONResponse({"error": "from_ns and to_ns are whole numbers of nanoseconds"}, status_code=400)
-        return JSONResponse(asdict(truth.attribute(holder["scoring"].truth.rows(), **bounds)))
+        return JSONResponse(asdict(truth.attribute(holder["scoring"].account(), **bounds)))
 
     routes = [
         Route("/score", score, methods=["POST"]),
@@ -300,7 +305,7 @@ def run(app: Starlette, description: str) -> None:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu", "simulated"), default="auto", help="cpu is the stand-in (auto)")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu", "simulated"), default="auto", help="see copy_engine.choose (auto)")
     parser.add_argument("--seed", type=int, default=0, help="of the training and of the neighbours (0)")
     parser.add_argument("--cache", type=Path, help="where the trained weights are kept")
     parser.add_argument("--truth", type=Path, help="folder for the example's own account, written at shutdown")

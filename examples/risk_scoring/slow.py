@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +50,8 @@ class Slow(service.Scoring):
             self.rules = rules.parse(self.store.fetch(milliseconds))
 
     def queue(self) -> AbstractContextManager[Any]:
-        """The common queue."""
-        return nullcontext()
+        """The queue that work goes to when nobody says anything."""
+        return self.device.usual_stream()
 
 
 app = service.application(Slow)

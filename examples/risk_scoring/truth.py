@@ -1,6 +1,6 @@
 """The example's own account of where each request's time went, to hold a diagnosis against. inferscope never reads it.
 
-It has clock reads of its own around every phase and applies the definition that inferscope states: the tail is every request over the
+It has clock reads of its own around every phase, takes what copies took from the device's log, and applies the definition that inferscope states: the tail is every request over the
 objective, the body is P40 to P60, and a cause's share is what it takes more in the tail than in the body, over the whole difference.
 
     python -m examples.risk_scoring.truth truth-4711.jsonl [--from-ns N] [--to-ns N]
@@ -9,6 +9,8 @@ objective, the body is P40 to P60, and a cause's share is what it takes more in 
 from __future__ import annotations
 
 import argparse
+import bisect
+import itertools
 import json
 import time
 from collections import deque
@@ -22,10 +24,13 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
-__all__ = ["CAUSES", "Attribution", "Log", "Trail", "attribute"]
+    from examples.risk_scoring.copy_engine import Copy
+
+__all__ = ["CAUSES", "Attribution", "Log", "Trail", "attribute", "with_copies", "write"]
 
 CAUSES: Final = ("copy:h2d", "copy:d2h", "lock:rules", "forward", "preprocess", "rules", "queue:threadpool", "unattributed")
 """Who may own time, by the names that inferscope prints; the last takes what the others leave."""
+_COPIES: Final = ("copy:h2d", "copy:d2h")
 OBJECTIVE_MS: Final = 20.0
 KEPT: Final = 200_000
 
@@ -33,12 +38,14 @@ KEPT: Final = 200_000
 class Trail:
     """One request's phases; each nanosecond is charged to the innermost phase that is open."""
 
-    __slots__ = ("_open", "end_ns", "phases", "start_ns", "status")
+    __slots__ = ("_open", "end_ns", "phases", "start_ns", "status", "thread_id")
 
     def __init__(self) -> None:
         self.start_ns = time.perf_counter_ns()
         self.end_ns = 0
         self.status = 0
+        self.thread_id = 0
+        """Native id of the thread that scored it."""
         self.phases: dict[str, int] = {}
         self._open: list[str] = []
 
@@ -61,7 +68,7 @@ class Trail:
 
     def row(self) -> dict[str, int]:
         """The finished request as one flat row: instants, status, ns by cause; causes sum to the whole."""
-        row = {"start_ns": self.start_ns, "end_ns": self.end_ns, "status": self.status}
+        row = {"start_ns": self.start_ns, "end_ns": self.end_ns, "status": self.status, "thread_id": self.thread_id}
         row.update({cause: self.phases.get(cause, 0) for cause in CAUSES[:-1]})
         row[CAUSES[-1]] = self.end_ns - self.start_ns - sum(self.phases.values())
         return row
@@ -82,10 +89,41 @@ class Log:
         """What is noted so far."""
         return list(self._rows)
 
-    def write(self, path: Path) -> None:
-        """Writes one JSON object a line."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in self._rows), "utf-8")
+
+def write(path: Path, rows: Iterable[dict[str, int]]) -> None:
+    """Writes one JSON object a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+
+
+def with_copies(rows: Iterable[dict[str, int]], copies: Iterable[Copy]) -> list[dict[str, int]]:
+    """The account with each copy as long as the device says that it kept its caller; what the phase around it took more is unattributed.
+
+    Args:
+        rows: as `Log.rows` gives them.
+        copies: the device's log.
+    """
+    by_thread: dict[int, list[Copy]] = {}
+    for copy in copies:
+        by_thread.setdefault(copy.thread_id, []).append(copy)
+    starts: dict[int, list[int]] = {}
+    for thread, made in by_thread.items():
+        made.sort(key=lambda copy: copy.asked_ns)
+        starts[thread] = [copy.asked_ns for copy in made]
+    settled: list[dict[str, int]] = []
+    for row in rows:
+        found = dict(row)
+        thread = row["thread_id"]
+        mine = by_thread.get(thread, [])
+        first = bisect.bisect_left(starts.get(thread, []), row["start_ns"])
+        blocked = dict.fromkeys(_COPIES, 0)
+        for copy in itertools.takewhile(lambda copy, end=row["end_ns"]: copy.asked_ns < end, itertools.islice(mine, first, None)):
+            blocked[f"copy:{copy.direction}"] += copy.returned_ns - copy.asked_ns
+        for cause, nanoseconds in blocked.items():
+            found[CAUSES[-1]] += found[cause] - nanoseconds
+            found[cause] = nanoseconds
+        settled.append(found)
+    return settled
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cuda", "cpu", "simulated"),
         default="auto",
-        help="cpu is a bandwidth-limited stand-in, simulated a torch device without hardware that is compiled once (default auto)",
+        help="auto (the default) is cuda, or, without a card, simulated: a torch device without hardware that is compiled once; cpu a stand-in",
     )
     parser.add_argument("--seed", type=int, default=0, help="of arrivals, training and planted causes (default 0)")
     parser.add_argument("--port", type=int, help="where the service listens on 127.0.0.1 (default a free port)")

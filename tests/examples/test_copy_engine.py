@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from examples.risk_scoring import copy_engine
+from inferscope import InferscopeError
+from inferscope.testing import accelerator
 
 MIB = torch.zeros(1 << 18)  # 1 MiB of float32
 
@@ -111,9 +113,21 @@ def test_a_device_must_exist():
     with pytest.raises(ValueError, match="auto, cuda, cpu or simulated"):
         copy_engine.choose("tpu")
     if not torch.cuda.is_available():
-        assert isinstance(copy_engine.choose("auto"), copy_engine.StandIn)
+        assert isinstance(copy_engine.choose("auto"), copy_engine.Simulated)
         with pytest.raises(ValueError, match="no CUDA device"):
             copy_engine.choose("cuda")
+
+
+def test_without_a_compiler_the_stand_in_takes_its_place(monkeypatch, capsys):
+    def no_compiler() -> None:
+        raise accelerator.AcceleratorUnavailableError("there is no C++ compiler")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(accelerator, "load", no_compiler)
+    assert isinstance(copy_engine.choose("auto"), copy_engine.StandIn)
+    assert capsys.readouterr().out == "the stand-in takes the device's place: there is no C++ compiler\n"
+    with pytest.raises(InferscopeError, match="no C\\+\\+ compiler"):
+        copy_engine.choose("simulated")
 
 
 def test_the_simulated_accelerator_does_the_same():

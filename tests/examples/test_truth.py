@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.risk_scoring import truth
+from examples.risk_scoring.copy_engine import Copy
 
 
 def row(end_ms: float, **phases_ms: float) -> dict[str, int]:
@@ -78,12 +79,25 @@ def test_each_nanosecond_is_charged_once_and_to_the_innermost_phase():
     assert found["status"] == 200
 
 
+def test_copies_are_as_long_as_the_device_says():
+    def copied(direction: str, thread: int, asked_ms: float, blocked_ms: float) -> Copy:
+        asked, returned = int(asked_ms * 1e6), int((asked_ms + blocked_ms) * 1e6)
+        return Copy(direction, 4, True, True, asked, asked, returned, returned, thread)
+
+    rows = [row(20, copy_h2d=10, copy_d2h=2, unattributed=1) | {"thread_id": 1}, row(40, copy_h2d=5) | {"thread_id": 2}]
+    copies = [copied("d2h", 1, 18, 1.5), copied("h2d", 1, 8, 4), copied("h2d", 1, 13, 4), copied("h2d", 1, 30, 3), copied("h2d", 2, 10, 9)]
+    first, second = truth.with_copies(rows, copies)
+    assert (first["copy:h2d"], first["copy:d2h"], first["unattributed"]) == (8_000_000, 1_500_000, 3_500_000)
+    assert (second["copy:h2d"], second["unattributed"]) == (0, 5_000_000)
+    assert all(sum(each[cause] for cause in truth.CAUSES) == each["end_ns"] - each["start_ns"] for each in (first, second))
+
+
 def test_a_written_log_reads_back(tmp_path, capsys, monkeypatch):
     log = truth.Log()
     for _ in range(3):
         log.finish(truth.Trail(), 200)
     path = tmp_path / "deep" / "truth-1.jsonl"
-    log.write(path)
+    truth.write(path, log.rows())
     monkeypatch.setattr("sys.argv", ["truth", str(path)])
     truth.main()
     assert json.loads(capsys.readouterr().out)["requests"] == 3
