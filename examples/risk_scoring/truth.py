@@ -117,7 +117,9 @@ def with_copies(rows: Iterable[dict[str, int]], copies: Iterable[Copy]) -> list[
         mine = by_thread.get(thread, [])
         first = bisect.bisect_left(starts.get(thread, []), row["start_ns"])
         blocked = dict.fromkeys(_COPIES, 0)
-        for copy in itertools.takewhile(lambda copy, end=row["end_ns"]: copy.asked_ns < end, itertools.islice(mine, first, None)):
+        for copy in itertools.islice(mine, first, None):
+            if copy.asked_ns >= row["end_ns"]:
+                break
             blocked[f"copy:{copy.direction}"] += copy.returned_ns - copy.asked_ns
         for cause, nanoseconds in blocked.items():
             found[CAUSES[-1]] += found[cause] - nanoseconds
