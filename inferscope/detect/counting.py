@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from inferscope.detect.slo import SLO
     from inferscope.types import ClassKey, ClassWindow, FloatArray, Window
 
-__all__ = ["FIRST_BYTE", "SEVERE", "Counts", "Jitter", "SizeFilter", "count", "flow"]
+__all__ = ["FIRST_BYTE", "SEVERE", "Counts", "Jitter", "SizeFilter", "count", "flow", "plus"]
 
 SEVERE: Final = 5
 """A request this many times over the objective is severe."""
@@ -157,7 +157,7 @@ class SizeFilter:
         low, high = slo.size or (None, None)
         self._low, self._high = -np.inf if low is None else low, np.inf if high is None else high
         self._shares: dict[tuple[ClassKey, int], list[float]] = {}
-        self._now: dict[tuple[ClassKey, int], list[int]] = {}
+        self._now: dict[tuple[ClassKey, int], list[float]] = {}
         self._carry = [0.0, 0.0, 0.0, 0.0]
 
     def count(self, window: Window) -> Counts:
@@ -188,7 +188,7 @@ class SizeFilter:
             inside = record.size is not None and self._low <= record.size < self._high
             for held in (
                 self._shares.setdefault((record.key, record.band), [0.0, 0.0]),
-                self._now.setdefault((record.key, record.band), [0, 0]),
+                self._now.setdefault((record.key, record.band), [0.0, 0.0]),
             ):
                 held[0] += inside
                 held[1] += 1

@@ -8,13 +8,11 @@ limit, and the incident closes after `window_s` of good ones) and the cooldown t
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from inferscope.clock import NS_PER_S
+from inferscope.detect.counting import Counts, plus
 from inferscope.detect.phases import COOLDOWN_S, Cooldown, Firing, Phase
-
-if TYPE_CHECKING:
-    from inferscope.detect.counting import Counts
 
 __all__ = ["MARGIN", "DropDetector", "LevelDetector", "Persistence", "Seen", "ThroughputDetector"]
 
@@ -23,6 +21,9 @@ MARGIN: Final = 0.9
 _SPAN_S: Final = 10.0
 """Rates are taken over this long: single seconds of a slow service are too few requests."""
 _MICRO: Final = 1e6
+_SHORTEST_NS: Final = NS_PER_S // 4
+_KNOWN: Final = 60
+"""Seconds after which it is known what is usual."""
 
 
 class Persistence(NamedTuple):
@@ -74,6 +75,7 @@ class LevelDetector:
         """(begin, requests, bad) of each judged second."""
         self._last_ns: int | None = None
         self._bad_ns = 0
+        self._part: Counts | None = None
 
     @property
     def until_ns(self) -> int | None:
@@ -100,7 +102,12 @@ class LevelDetector:
         if now_ns < since_ns:  # the clock went back: instants before and after cannot be compared
             self._recent.clear()
             self._bad_ns, since_ns = now_ns, now_ns - NS_PER_S
-        self._last_ns = now_ns
+        if self._part is not None:
+            row = plus(row, self._part)
+        if now_ns - since_ns < _SHORTEST_NS:  # somebody asked for numbers in between: not a second of its own
+            self._part = row
+            return None
+        self._part, self._last_ns = None, now_ns
         seen = self._look(row, since_ns, now_ns)
         if seen is None:
             return None
@@ -144,28 +151,29 @@ class _Flow(LevelDetector):
     """A row of flow is (items finished, time that requests waited in queues in microseconds, 0, 0, 0)."""
 
     def __init__(self, name: str, *, window_s: float = 60.0, cooldown_s: float = COOLDOWN_S) -> None:
-        super().__init__(name, window_s=window_s, cooldown_s=cooldown_s)
+        super().__init__(name, persistence=Persistence(3, 5), window_s=window_s, cooldown_s=cooldown_s)
         self._flow: deque[tuple[int, int, int]] = deque()
-        """(begin, end, items) over the latest ten seconds."""
+        """(begin, end, items) of the latest seconds with a backlog, ten at most."""
         self._backlog = False
 
-    def _rate(self, row: Counts, since_ns: int, now_ns: int) -> tuple[float | None, bool]:
-        """Items a second over the latest ten seconds, None while fewer have passed; and whether requests are waiting.
+    def _rate(self, row: Counts, since_ns: int, now_ns: int) -> float | None:
+        """Items a second over the latest ten seconds, all of them with requests that waited; None when they were not.
 
         By Little's law the time waited in a second is the mean number that wait. It is known when a wait ends: a second in which nothing
         finished and no wait ended keeps the backlog of the one before.
         """
-        if self._flow and self._flow[-1][1] > since_ns:
+        if row[0] or row[1]:
+            self._backlog = row[1] / _MICRO >= (now_ns - since_ns) / NS_PER_S
+        gap = now_ns - since_ns > 3 * _SPAN_S * NS_PER_S  # the machine slept: nothing is known of that time
+        if not self._backlog or gap or (self._flow and self._flow[-1][1] != since_ns):
             self._flow.clear()
+        if not self._backlog or gap:
+            return None
         self._flow.append((since_ns, now_ns, row[0]))
         while self._flow[0][1] <= now_ns - _SPAN_S * NS_PER_S:
             self._flow.popleft()
-        if row[0] or row[1]:
-            self._backlog = row[1] / _MICRO >= (now_ns - since_ns) / NS_PER_S
         span = (now_ns - self._flow[0][0]) / NS_PER_S
-        if span < 0.9 * _SPAN_S:
-            return None, self._backlog
-        return sum(entry[2] for entry in self._flow) / span, self._backlog
+        return sum(entry[2] for entry in self._flow) / span if span >= 0.9 * _SPAN_S else None
 
 
 class ThroughputDetector(_Flow):
@@ -182,11 +190,11 @@ class ThroughputDetector(_Flow):
         self._minimum = minimum
 
     def _look(self, row: Counts, since_ns: int, now_ns: int) -> Seen | None:
-        rate, backlog = self._rate(row, since_ns, now_ns)
+        rate = self._rate(row, since_ns, now_ns)
         if rate is None:
-            return None
-        # Without backlog a low rate says that little was asked for: nothing is wrong, and an incident may close.
-        return Seen(backlog and rate < self._minimum, not backlog or rate >= self._minimum / MARGIN, rate)
+            # Without backlog a low rate says that little was asked for: nothing is wrong, and an incident may close.
+            return None if self._backlog else Seen(bad=False, good=True, value=row[0] * NS_PER_S / (now_ns - since_ns))
+        return Seen(rate < self._minimum, rate >= self._minimum / MARGIN, rate)
 
 
 class DropDetector(_Flow):
@@ -207,13 +215,13 @@ class DropDetector(_Flow):
         self._learned = 0
 
     def _look(self, row: Counts, since_ns: int, now_ns: int) -> Seen | None:
-        rate, backlog = self._rate(row, since_ns, now_ns)
-        if rate is None:
-            return None
+        rate = self._rate(row, since_ns, now_ns)
+        present = row[0] * NS_PER_S / (now_ns - since_ns)
         floor = (1.0 - self._drop) * self._usual
-        bad = backlog and self._learned >= 60 and rate < floor
-        good = not backlog or rate >= floor / MARGIN
-        if good and not bad and self.phase != "open":
+        bad = rate is not None and self._learned >= _KNOWN and rate < floor
+        if not bad and self.phase != "open" and (not self._backlog or present >= floor):
             self._learned += 1
-            self._usual += (rate - self._usual) / min(self._learned, 600)
-        return Seen(bad, good, rate)
+            self._usual += (present - self._usual) / min(self._learned, 600)
+        if rate is None:
+            return None if self._backlog else Seen(bad=False, good=True, value=present)
+        return Seen(bad, rate >= floor / MARGIN, rate)
