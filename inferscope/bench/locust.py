@@ -50,7 +50,6 @@ class Asker(FastHttpUser):
     """One a worker: it starts a greenlet for each arrival that is this worker's."""
 
     host = {host!r}
-    fixed_count = 1
     concurrency = PLAN["connections"]
     network_timeout = connection_timeout = PLAN["drain_s"] + PLAN["seconds"]
 
