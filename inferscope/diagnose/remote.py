@@ -19,11 +19,16 @@ def _known(kind: type[Calls | ServerTotals], row: Mapping[str, Any]) -> dict[str
     return {name: value for name, value in row.items() if name in names}
 
 
+def _rows(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    remote: dict[str, list[dict[str, Any]]] = document.get("remote") or {}
+    return remote.get(name) or []
+
+
 def merge_calls(documents: Sequence[Mapping[str, Any]]) -> tuple[Calls, ...]:
     """Rows of the same calls added, the largest call kept."""
     found: dict[tuple[str, str, str, str], Calls] = {}
     for document in documents:
-        for row in (document.get("remote") or {}).get("calls") or ():
+        for row in _rows(document, "calls"):
             new = Calls(**_known(Calls, row))
             held = found.get((new.system, new.method, new.model, new.server))
             if held is None:
@@ -40,7 +45,7 @@ def merge_servers(documents: Sequence[Mapping[str, Any]]) -> tuple[ServerTotals,
     """A server counts for all its clients, so that of the slots which asked it the longest look is kept; own requests are added."""
     found: dict[tuple[str, str, str], ServerTotals] = {}
     for document in documents:
-        for row in (document.get("remote") or {}).get("servers") or ():
+        for row in _rows(document, "servers"):
             new = ServerTotals(**_known(ServerTotals, row))
             held = found.get((new.system, new.server, new.model))
             if held is None:

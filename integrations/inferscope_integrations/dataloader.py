@@ -7,8 +7,10 @@ where they belong to no request and only count.
 from __future__ import annotations
 
 import contextlib
+import importlib
+from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from inferscope.clock import now_ns
 from inferscope.integration import Integration, record_copy, recorder
@@ -35,10 +37,9 @@ class DataLoaderIntegration(Integration):
 
     def patch(self, ledger: Ledger) -> None:
         """Replace `_BaseDataLoaderIter.__next__` and `pin_memory.pin_memory`; both are looked up at each call."""
-        from torch.utils.data import _utils, dataloader
-
+        dataloader: Any = importlib.import_module("torch.utils.data.dataloader")
         ledger.replace(dataloader._BaseDataLoaderIter, "__next__", _fetching)  # noqa: SLF001
-        ledger.replace(_utils.pin_memory, "pin_memory", _pinning)
+        ledger.replace(importlib.import_module("torch.utils.data._utils.pin_memory"), "pin_memory", _pinning)
 
 
 def _fetching(original: Any, patch: Patch) -> Callable[..., Any]:
@@ -56,9 +57,12 @@ def _nbytes(data: Any) -> int:
     size = getattr(data, "nbytes", None)
     if isinstance(size, int):
         return size
-    if isinstance(data, dict):
-        return sum(_nbytes(value) for value in data.values())
-    return sum(_nbytes(value) for value in data) if isinstance(data, (list, tuple)) else 0
+    parts: Any = ()
+    if isinstance(data, Mapping):
+        parts = cast("Any", data).values()
+    elif isinstance(data, (list, tuple)):
+        parts = cast("Any", data)
+    return sum(_nbytes(part) for part in parts)
 
 
 def _pinning(original: Any, patch: Patch) -> Callable[..., Any]:

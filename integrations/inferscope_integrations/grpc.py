@@ -7,6 +7,7 @@ is the status, when that says that the server failed; what the client did wrong 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -169,10 +170,12 @@ class GrpcIntegration(_Grpc):
     def patch(self, ledger: Ledger) -> None:
         """Replace the constructor of the server's class."""
         import grpc
-        from grpc import _server
+
+        module: Any = importlib.import_module("grpc._server")
+        base: Any = grpc.ServerInterceptor
 
         def make(original: Any, patch: Patch) -> Callable[..., Any]:
-            class Interceptor(grpc.ServerInterceptor):
+            class Interceptor(base):  # type: ignore[misc]
                 def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
                     handler = continuation(handler_call_details)
                     method = handler_call_details.method
@@ -184,7 +187,7 @@ class GrpcIntegration(_Grpc):
 
             return __init__
 
-        ledger.replace(_server._Server, "__init__", make)  # noqa: SLF001
+        ledger.replace(module._Server, "__init__", make)  # noqa: SLF001
 
 
 class GrpcAioIntegration(_Grpc):
@@ -195,10 +198,11 @@ class GrpcAioIntegration(_Grpc):
 
     def patch(self, ledger: Ledger) -> None:
         """Replace the constructor of the server's class."""
-        from grpc import aio
+        module: Any = importlib.import_module("grpc.aio._server")
+        base: Any = importlib.import_module("grpc.aio").ServerInterceptor
 
         def make(original: Any, patch: Patch) -> Callable[..., Any]:
-            class Interceptor(aio.ServerInterceptor):
+            class Interceptor(base):  # type: ignore[misc]
                 async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
                     handler = await continuation(handler_call_details)
                     method = handler_call_details.method
@@ -210,4 +214,4 @@ class GrpcAioIntegration(_Grpc):
 
             return __init__
 
-        ledger.replace(aio._server.Server, "__init__", make)  # noqa: SLF001
+        ledger.replace(module.Server, "__init__", make)

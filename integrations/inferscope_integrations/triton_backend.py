@@ -72,9 +72,8 @@ def _name_of(model: Any) -> str:
 
 def measured(model: ModelT) -> ModelT:
     """Class decorator of a `TritonPythonModel`: times `execute`; the class stays the same object."""
-    original = model.execute  # type: ignore[attr-defined]
-    wrapper = functools.wraps(original)(_executing(original, lambda: True, _name_of))
-    model.execute = wrapper  # type: ignore[attr-defined]
+    kind: Any = model
+    kind.execute = functools.wraps(kind.execute)(_executing(kind.execute, lambda: True, _name_of))
     return model
 
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 import os
 import sys
 
-_HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120  (pathlib alone takes as long to import as all that this file does)
+TYPE_CHECKING = False  # as typing has it, whose import would cost more than all that this file does
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+_HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120  (pathlib costs as much as typing)
 
 
 def _chain() -> None:
@@ -18,7 +25,7 @@ def _chain() -> None:
     kept = list(sys.path)
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.realpath(entry) != _HERE]
     try:
-        import sitecustomize  # noqa: F401  (theirs: ours is not on the path)
+        __import__("sitecustomize")  # theirs: ours is not on the path
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
@@ -31,16 +38,19 @@ def _chain() -> None:
 class _Loading:
     """Stands in for a module's loader while the module is executed, and says when that is done."""
 
-    def __init__(self, loader, done):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204  (importing typing costs more than the rest)
+    def __init__(self, loader: Any, done: Callable[[], None]) -> None:
         self._loader, self._done = loader, done
 
-    def __getattr__(self, name):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def create_module(self, spec):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        return self._loader.create_module(spec)
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the loader does."""
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
 
-    def exec_module(self, module):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def exec_module(self, module: Any) -> None:
+        """As the loader does; from here on the module knows its own loader alone."""
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._done()
@@ -49,23 +59,26 @@ class _Loading:
 class _Watch:
     """First in `sys.meta_path` until a module of `names` was imported."""
 
-    def __init__(self, names):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+    def __init__(self, names: frozenset[str]) -> None:
         self._names = names
 
-    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """What the finders after this one find, watched when it is one of the names."""
         if name not in self._names:
             return None
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self and hasattr(finder, "find_spec") else None
             if spec is not None:
-                if hasattr(spec.loader, "exec_module") and hasattr(spec.loader, "create_module"):
-                    spec.loader = _Loading(spec.loader, self._imported)
+                loader: Any = spec.loader
+                if hasattr(loader, "exec_module") and hasattr(loader, "create_module"):
+                    watched: Any = _Loading(loader, self._imported)
+                    spec.loader = watched
                 return spec
         return None
 
-    def _imported(self):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def _imported(self) -> None:
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
             _begin()
 
 
@@ -84,4 +97,4 @@ if os.environ.get("INFERSCOPE_DISABLED") != "1":
     if _watched is None:
         _begin()
     else:
-        sys.meta_path.insert(0, _Watch(frozenset(_watched.split(","))))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Watch(frozenset(_watched.split(","))))

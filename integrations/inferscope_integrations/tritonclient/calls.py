@@ -186,7 +186,7 @@ class Method:
             parent = traceparent()
             if given is None and parent is None:
                 return args, kwargs
-            headers = dict(given or ())
+            headers: dict[str, Any] = dict(given or ())
             if parent is not None and "traceparent" not in headers:
                 headers["traceparent"] = parent
             return self.replaced("headers", headers, args, kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from inferscope.clock import now_ns
@@ -30,20 +31,18 @@ def _server(client: Any) -> str:
 
 def patch_sync(ledger: Ledger) -> None:
     """`infer`, `async_infer`, streams, and the boundary `_get_inference_request`."""
-    from tritonclient.grpc import InferenceServerClient, _client
-
-    ledger.replace(InferenceServerClient, "infer", _inferring)
-    ledger.replace(InferenceServerClient, "async_infer", _starting)
+    client: Any = importlib.import_module("tritonclient.grpc").InferenceServerClient
+    ledger.replace(client, "infer", _inferring)
+    ledger.replace(client, "async_infer", _starting)
     outstanding = Outstanding()
-    ledger.replace(InferenceServerClient, "start_stream", functools.partial(_opening, outstanding))
-    ledger.replace(InferenceServerClient, "async_stream_infer", functools.partial(_sending, outstanding))
-    ledger.replace(_client, "_get_inference_request", _building)
+    ledger.replace(client, "start_stream", functools.partial(_opening, outstanding))
+    ledger.replace(client, "async_stream_infer", functools.partial(_sending, outstanding))
+    ledger.replace(importlib.import_module("tritonclient.grpc._client"), "_get_inference_request", _building)
 
 
 def patch_aio(ledger: Ledger) -> None:
     """`infer`, `stream_infer`, and the boundary."""
-    from tritonclient.grpc import aio
-
+    aio: Any = importlib.import_module("tritonclient.grpc.aio")
     ledger.replace(aio.InferenceServerClient, "infer", _inferring_aio)
     ledger.replace(aio.InferenceServerClient, "stream_infer", _streaming_aio)
     ledger.replace(aio, "_get_inference_request", _building)

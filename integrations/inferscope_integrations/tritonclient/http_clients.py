@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import importlib
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from inferscope.clock import now_ns
 from inferscope.integration import recorder
@@ -38,20 +39,18 @@ def _aio_server(client: Any) -> str:
 
 def patch_sync(ledger: Ledger) -> None:
     """`infer`, `async_infer`, `get_result` and the boundary `_post`."""
-    from tritonclient.http import InferAsyncRequest, InferenceServerClient
-
-    ledger.replace(InferenceServerClient, "infer", _inferring)
-    ledger.replace(InferenceServerClient, "async_infer", _starting)
-    ledger.replace(InferenceServerClient, "_post", _posting)
-    ledger.replace(InferAsyncRequest, "get_result", _waiting)
+    module: Any = importlib.import_module("tritonclient.http")
+    ledger.replace(module.InferenceServerClient, "infer", _inferring)
+    ledger.replace(module.InferenceServerClient, "async_infer", _starting)
+    ledger.replace(module.InferenceServerClient, "_post", _posting)
+    ledger.replace(module.InferAsyncRequest, "get_result", _waiting)
 
 
 def patch_aio(ledger: Ledger) -> None:
     """`infer` and the boundary `_post`."""
-    from tritonclient.http.aio import InferenceServerClient
-
-    ledger.replace(InferenceServerClient, "infer", _inferring_aio)
-    ledger.replace(InferenceServerClient, "_post", _posting_aio)
+    module: Any = importlib.import_module("tritonclient.http.aio")
+    ledger.replace(module.InferenceServerClient, "infer", _inferring_aio)
+    ledger.replace(module.InferenceServerClient, "_post", _posting_aio)
 
 
 def _inferring(original: Any, patch: Patch) -> Callable[..., Any]:
@@ -73,7 +72,7 @@ def _starting(original: Any, patch: Patch) -> Callable[..., Any]:
         headers = method.argument("headers", sent, named)
         if headers is not None and not isinstance(headers, dict):
             return sent, named
-        own = _Headers(headers or ())
+        own = _Headers(cast("Any", headers or ()))
         own.call = call
         return method.replaced("headers", own, sent, named)
 

@@ -6,6 +6,7 @@ model, `own` is smaller than `count` and the reader is told.
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -87,18 +88,20 @@ class StatisticsPoller:
             self.totals.max_queue_delay_ns = 1000 * int(batching.get("max_queue_delay_microseconds") or 0)
 
 
+def _field(table: Mapping[str, Any] | None, name: str, field: str) -> int:
+    """A number of a nested message; JSON made of protobuf leaves zeros out and writes large ones as text."""
+    part: Mapping[str, Any] = (table or {}).get(name) or {}
+    return int(part.get(field) or 0)
+
+
 def _numbers(model: Mapping[str, Any]) -> dict[str, int]:
-    inference = model.get("inference_stats") or {}
-
-    def part(name: str, field: str) -> int:
-        return int((inference.get(name) or {}).get(field) or 0)
-
-    found = {"count": part("success", "count"), "total_ns": part("success", "ns")}
-    found |= {ours: part(theirs, "ns") for ours, theirs in _COUNTED}
+    inference: Mapping[str, Any] | None = model.get("inference_stats")
+    batches: list[Mapping[str, Any]] = model.get("batch_stats") or []
+    found = {"count": _field(inference, "success", "count"), "total_ns": _field(inference, "success", "ns")}
+    found |= {ours: _field(inference, theirs, "ns") for ours, theirs in _COUNTED}
     found |= {"executions": int(model.get("execution_count") or 0), "inferences": int(model.get("inference_count") or 0)}
-    found["busy_ns"] = sum(
-        int((batch.get(name) or {}).get("ns") or 0) for batch in model.get("batch_stats") or () for name in _COMPUTE
-    )  # of executions, whereas the times above are summed over the requests in them
+    # of executions, whereas the times above are summed over the requests in them
+    found["busy_ns"] = sum(_field(batch, name, "ns") for batch in batches for name in _COMPUTE)
     return found
 
 
@@ -142,10 +145,11 @@ class GrpcPoller(StatisticsPoller):
     def _ask(self, method: str, request: str) -> Mapping[str, Any]:
         import grpc
         from google.protobuf.json_format import MessageToDict
-        from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+        service_pb2: Any = importlib.import_module("tritonclient.grpc.service_pb2")
         if self._stub is None:
-            self._stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.insecure_channel(self.totals.server))
+            stub: Any = importlib.import_module("tritonclient.grpc.service_pb2_grpc").GRPCInferenceServiceStub
+            self._stub = stub(grpc.insecure_channel(self.totals.server))
         try:
             answer = getattr(self._stub, method)(getattr(service_pb2, request)(name=self.totals.model), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:

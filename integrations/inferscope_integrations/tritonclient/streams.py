@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from inferscope.clock import now_ns
 from inferscope.integration import recorder
@@ -99,11 +99,12 @@ async def watched_inputs(client: Any, inputs: Any, method: Method, outstanding: 
     """The caller's requests, noted as they go out."""
     async for each in inputs:
         if isinstance(each, dict):
+            named: dict[str, Any] = cast("Any", each)
             try:
-                row, stage = method.opened(client, (), each)
-                call = method.begin(row, stage, (), each, elsewhere=True)
+                row, stage = method.opened(client, (), named)
+                call = method.begin(row, stage, (), named, elsewhere=True)
                 call.built_ns = now_ns()
-                outstanding.sent(client, each.get("request_id", ""), call)
+                outstanding.sent(client, named.get("request_id", ""), call)
             except Exception:  # noqa: BLE001  (the library will complain about it)
                 pass
-        yield each
+        yield cast("Any", each)
