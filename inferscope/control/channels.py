@@ -48,6 +48,8 @@ class Options:
     """`control_opamp`: the URL of an OpAMP server, for whoever builds the `OpampAgent`. None (default): off."""
     token_file: Path | None = None
     """`control_token_file`; None: INFERSCOPE_CONTROL_TOKEN, else one that is made."""
+    fleet_size: int = 1
+    """Replicas of the service: what a wish of the OpAMP server is shared among."""
 
     @classmethod
     def of(cls, settings: Settings) -> Options:
@@ -61,6 +63,7 @@ class Options:
             signal=settings.control_signal,
             opamp=settings.control_opamp,
             token_file=settings.control_token_file,
+            fleet_size=settings.fleet_size,
         )
 
 
@@ -195,7 +198,7 @@ class Control:
         from inferscope.control.opamp import OpampAgent
 
         try:
-            agent = OpampAgent(self._options.opamp, service, instance_id, self.ask)
+            agent = OpampAgent(self._options.opamp, service, instance_id, self.ask, fleet_size=self._options.fleet_size)
         except InferscopeError as error:
             self._off("opamp", error)
             return None

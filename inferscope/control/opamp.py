@@ -4,11 +4,13 @@
 
 The protocol's own client has threads and a message for its agent; here its messages and transport are used and the caller's thread polls.
 A configuration is a standing wish, delivered again and again: its id makes it one capture, `expires_unix_s` keeps a restarted process from
-doing an old one. The server is told APPLIED, or FAILED with the reason.
+doing an old one. Every replica of a fleet gets it: of N, `replicas` (4 unless it says otherwise) capture, drawn by a hash of the id and the
+instance, so that a repeated delivery draws the same, and spread over ten seconds. The server is told APPLIED, or FAILED with the reason.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import random
@@ -16,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from inferscope.control.protocol import LINE_BYTES, SCHEMA, Actor, Request, RequestError, check, load
+from inferscope.detect.fleet import JITTER_S, WANTED
 from inferscope.errors import InferscopeError
 
 if TYPE_CHECKING:
@@ -26,7 +29,8 @@ __all__ = ["OpampAgent"]
 INTERVAL_S: Final = 5.0
 _TIMEOUT_MS: Final = 1000
 _LONGEST_PAUSE_S: Final = 300.0
-_KEYS: Final = frozenset({"id", "reason", "requests", "expires_unix_s"})
+_ARGUMENTS: Final = ("reason", "requests", "window_ms", "tier", "shapes", "stacks", "allow_stall_ms", "expires_unix_s")
+_KEYS: Final = frozenset({"id", "replicas", *_ARGUMENTS})
 
 
 class OpampAgent:
@@ -37,6 +41,7 @@ class OpampAgent:
         service: `service.name`.
         instance_id: `service.instance.id`.
         ask: Hands a request to the control thread and returns its ticket: `Control.ask`.
+        fleet_size: Replicas of the service, N.
         clock: Seconds, monotonic; replaced in tests.
         headers: Added to each poll, a bearer token say.
 
@@ -51,6 +56,7 @@ class OpampAgent:
         instance_id: str,
         ask: Callable[[Request, Actor], Mapping[str, Any]],
         *,
+        fleet_size: int = 1,
         clock: Callable[[], float] = time.monotonic,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -68,6 +74,8 @@ class OpampAgent:
             agent_identifying_attributes={"service.name": service, "service.instance.id": instance_id},
         )
         self._ask, self._clock = ask, clock
+        self._instance_id, self._fleet_size = instance_id, max(fleet_size, 1)
+        self._replicas = self._not_before = 0.0
         self._actor = Actor("opamp", peer=url)
         self._due = clock()
         self._failures = 0
@@ -80,7 +88,7 @@ class OpampAgent:
 
     def run_once(self) -> float:
         """Poll when it is time; returns the seconds until the next poll."""
-        if self._pending is not None:
+        if self._pending is not None and self._clock() >= self._not_before:
             self._follow(*self._pending)
         now = self._clock()
         if now >= self._due:
@@ -130,9 +138,23 @@ class OpampAgent:
         if request is None:
             self._say("APPLIED")
             return
+        delay_s = self._draw(request.id)
+        if delay_s is None:
+            self._say("APPLIED", "other replicas were drawn")
+            return
         self._say("APPLYING")
-        self._pending = (self._hash, request)
-        self._follow(self._hash, request)
+        self._pending, self._not_before = (self._hash, request), self._clock() + delay_s
+        if delay_s == 0.0:
+            self._follow(self._hash, request)
+
+    def _draw(self, id_: str) -> float | None:
+        """Seconds to wait before this replica captures; None when others were drawn."""
+        share = self._replicas / self._fleet_size
+        if share >= 1.0:
+            return 0.0
+        digest = hashlib.blake2b(f"{id_}/{self._instance_id}".encode(), digest_size=16).digest()
+        lot, delay = (int.from_bytes(part, "big") / 2.0**64 for part in (digest[:8], digest[8:]))
+        return delay * JITTER_S if lot < share else None
 
     def _read(self, files: Mapping[str, Any]) -> Request | None:
         """The capture that a configuration wishes for; None when it says nothing about us."""
@@ -164,7 +186,11 @@ class OpampAgent:
             raise RequestError("inferscope.capture.expires_unix_s: expected the second after which it is void")
         if time.time() > expires:
             raise RequestError("inferscope.capture: it has expired")
-        args = {key: wish[key] for key in ("reason", "requests") if key in wish}
+        replicas = wish.get("replicas", WANTED)
+        if not isinstance(replicas, (int, float)) or isinstance(replicas, bool) or not 0 < replicas <= 1_000_000:
+            raise RequestError("inferscope.capture.replicas: expected how many of the fleet shall capture, 1 to 1000000")
+        self._replicas = float(replicas)
+        args = {key: wish[key] for key in _ARGUMENTS if key in wish}
         return check({"schema": SCHEMA, "id": wish.get("id"), "op": "capture", "args": args})
 
     def _follow(self, hash_: bytes, request: Request) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -77,10 +80,10 @@ def server():
 class Rig:
     """An agent over a control room, both driven by the test."""
 
-    def __init__(self, service, server) -> None:
+    def __init__(self, service, server, instance="instance-1", fleet_size=1) -> None:
         self.now = 100.0
         self.control = Control(service.operations(), Options(), environ={})
-        self.agent = OpampAgent(server.url, "scoring", "instance-1", self.control.ask, clock=lambda: self.now)
+        self.agent = OpampAgent(server.url, "scoring", instance, self.control.ask, fleet_size=fleet_size, clock=lambda: self.now)
 
     def go(self, polls):
         for _ in range(polls):
@@ -229,3 +232,82 @@ def test_the_room_makes_the_agent_where_a_server_is_named(service, server, caplo
     assert none is None
     assert "http://" in note
     assert sum("control by opamp is off" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_of_a_fleet_a_few_capture_and_not_at_once(service, server):
+    delays, idle = [], 0
+    for number in range(400):
+        agent = OpampAgent(server.url, "scoring", f"instance-{number}", lambda request, actor: {}, fleet_size=400)
+        agent._replicas = 4.0
+        delay = agent._draw("inc-42")
+        assert delay == agent._draw("inc-42"), "a repeated delivery draws the same"
+        agent._client._transport.session.close()
+        if delay is None:
+            idle += 1
+        else:
+            delays.append(delay)
+    assert 1 <= len(delays) <= 12
+    assert max(delays) - min(delays) > 0.5 or len(delays) == 1
+    assert idle + len(delays) == 400
+
+
+def test_a_replica_that_was_not_drawn_says_so_and_one_that_was_waits_its_turn(service, server):
+    drawn = {}
+    server.wish(id="inc-42", reason="slow", replicas=100)
+    for number in range(20):
+        rig = Rig(service, server, f"i{number}", fleet_size=200)
+        before = len(service.calls)
+        rig.go(6)
+        rig.agent._client._transport.session.close()
+        drawn[number] = len(service.calls) - before
+        assert server.statuses()[-1][:2] == (b"h1", pb.RemoteConfigStatuses_APPLIED)
+        assert (server.statuses()[-1][2] == "other replicas were drawn") == (not drawn[number])
+    assert set(drawn.values()) == {0, 1}
+
+
+@pytest.mark.parametrize("replicas", [0, -1, "all", True])
+def test_a_wrong_number_of_replicas(rig, server, service, replicas):
+    server.wish(id="a", reason="slow", replicas=replicas)
+    rig.go(3)
+    assert "replicas" in server.statuses()[-1][2]
+    assert service.calls == []
+
+
+def test_a_wish_may_ask_for_a_window(rig, server, service):
+    server.wish(id="a", reason="slow", tier=2, window_ms=50)
+    rig.go(3)
+    assert (service.wanted.tier, service.wanted.window_ms) == (2, 50.0)
+
+
+SERVICE = """
+import json, sys, threading, time
+import inferscope as scope
+scope.configure(service="asked", slo=scope.SLO("score", p99_ms=500), tick_s=0.1, export=False, {keywords})
+with scope.request("score"):
+    pass
+deadline = time.monotonic() + 20
+while "connected" not in scope.status()["control"].get("opamp", "") and time.monotonic() < deadline:
+    time.sleep(0.05)
+time.sleep(0.5)
+print(json.dumps([scope.status()["control"]["opamp"], "opamp" in str(sorted(scope.status()["threads"])), scope.status()["control"]["requests"]]))
+scope.shutdown()
+"""
+
+
+@pytest.mark.parametrize("source", ["file"])  # where options come from is shown elsewhere
+def test_a_service_polls_the_server_that_it_was_told_of(server, tmp_path, source):
+    server.wish(id="inc-42", reason="the fleet is slow")
+    keywords = f'control_opamp="{server.url}"' if source == "keyword" else ""
+    environ = {**os.environ, "INFERSCOPE_STRICT": "0", "INFERSCOPE_STATE_DIR": str(tmp_path / "state")}
+    if source == "environment":
+        environ["INFERSCOPE_CONTROL_OPAMP"] = server.url
+    if source == "file":
+        (tmp_path / "inferscope.toml").write_text(f'control_opamp = "{server.url}"')
+    script = [sys.executable, "-c", SERVICE.replace("{keywords}", keywords)]
+    done = subprocess.run(script, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=40)
+    assert done.returncode == 0, done.stderr
+    note, thread, requests = json.loads(done.stdout)
+    assert (note, thread) == (f"{server.url}: connected", True)
+    assert requests["denied"] == 1, "this service has no torch"
+    assert any(status == pb.RemoteConfigStatuses_FAILED and "torch" in why for _, status, why in server.statuses())
+    assert server.heard[-1].HasField("agent_disconnect")
