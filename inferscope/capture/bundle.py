@@ -24,11 +24,11 @@ from inferscope.capture.chain import SAFE_NAME, SCHEMA, digest, encode, hash_fil
 from inferscope.errors import EvidenceError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from inferscope.types import Breach
 
-__all__ = ["SCHEMA", "STATES", "Bundle", "list_incidents", "prune", "verify", "write_atomic"]
+__all__ = ["SCHEMA", "STATES", "Bundle", "list_incidents", "verify", "write_atomic"]
 
 STATES: Final = ("open", "captured", "diagnosed", "closed")
 
@@ -237,42 +237,3 @@ def list_incidents(state_dir: Path) -> list[Path]:
     """Incident directories of every service and worker under `state_dir`, newest first; unreadable places are left out."""
     found = [path for path in state_dir.glob("*/*/incidents/*") if path.is_dir() and SAFE_NAME.match(path.name)]
     return sorted(found, key=lambda path: (path.name, path.as_posix()), reverse=True)
-
-
-def _size(directory: Path) -> int:
-    total = 0
-    for base, _, names in os.walk(directory):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += Path(base, name).lstat().st_blocks * 512
-    return total
-
-
-def prune(root: Path, *, max_bytes: int, max_count: int, keep: Collection[Path] = ()) -> list[Path]:
-    """Drop the oldest incidents of one worker until both caps hold; returns what was dropped.
-
-    Args:
-        root: The worker's directory, `STATE_DIR/<service>/<slot>`.
-        max_bytes: What incidents may occupy on disk.
-        max_count: How many may stay.
-        keep: Incidents that stay whatever the caps say: the open one.
-    """
-    base = root / "incidents"
-    incidents = sorted((path for path in base.glob("*") if path.is_dir() and SAFE_NAME.match(path.name)), key=lambda path: path.name)
-    sizes = {path: _size(path) for path in incidents}
-    total, count, dropped = sum(sizes.values()), len(incidents), list[Path]()
-    for path in incidents:
-        if total <= max_bytes and count <= max_count:
-            break
-        if path in keep:
-            continue
-        # Renamed first: a reader sees an incident whole or not at all.
-        doomed = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            path.rename(doomed)
-        except OSError:
-            continue
-        shutil.rmtree(doomed, ignore_errors=True)
-        total, count = total - sizes[path], count - 1
-        dropped.append(path)
-    return dropped

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from inferscope.capture import guards
-from inferscope.capture.bundle import Bundle, prune
+from inferscope.capture.bundle import Bundle
 from inferscope.capture.diagnosing import Diagnosing, resume
 from inferscope.capture.held import (
     Open,
@@ -30,7 +30,8 @@ from inferscope.capture.held import (
     write_evidence,
 )
 from inferscope.capture.plan import AUTOMATIC
-from inferscope.capture.request_scoped import Target
+from inferscope.capture.retention import prune
+from inferscope.capture.target import Target
 from inferscope.clock import NS_PER_MS, NS_PER_S
 from inferscope.errors import CaptureRefusedError, EvidenceError
 from inferscope.guard import guard, log_once
@@ -317,6 +318,7 @@ class IncidentKeeper:
             self._open = None  # nothing lies there that could be continued
             raise
         held.bundle = bundle
+        self._prune()
         self._announce(held)
         with guard("incident"):
             sources.emit("opened", held.breach, held.directory, digest)
@@ -379,7 +381,11 @@ class IncidentKeeper:
         held.bundle.add_rest()
         digest = held.bundle.publish("closed")
         self._sources.emit("closed", held.breach, held.directory, digest)
-        root = self._sources.pod.slot.directory
+        self._prune()
+
+    def _prune(self) -> None:
+        """Keep to the caps; the open incident stays."""
+        root, budget = self._sources.pod.slot.directory, self._sources.budget
         if root is not None:
-            budget = self._sources.budget
-            prune(root, max_bytes=budget.disk_mb << 20, max_count=budget.incidents)
+            keep = (self._open.directory,) if self._open is not None else ()
+            prune(root, max_bytes=budget.disk_mb << 20, max_count=budget.incidents, keep=keep)

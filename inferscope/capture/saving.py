@@ -31,6 +31,7 @@ __all__ = ["RECORD_WAIT_NS", "Kept", "Shelf", "save_trace", "write_side"]
 
 SPANS: Final = 4096
 """Spans in a side file; a window shows many requests."""
+THREADS: Final = 256
 RECORD_WAIT_NS: Final = 3 * NS_PER_S // 2
 """How long a side file waits for the request's own record, which comes with the aggregator's next tick."""
 
@@ -91,7 +92,7 @@ class Kept:
     @property
     def threads(self) -> tuple[int, ...]:
         """Native ids of the threads that it shows."""
-        return (self.profile.native,) if isinstance(self.profile, Session) else tuple(sorted(self.profile.threads))
+        return (self.profile.native,) if isinstance(self.profile, Session) else tuple(sorted(self.profile.threads))[:THREADS]
 
     def summary(self) -> CaptureSummary:
         """What reports and log events say about it."""
@@ -141,6 +142,8 @@ def save_trace(kept: Kept, clock: Callable[[], int]) -> None:
             os.fsync(file.fileno())
         kept.events, kept.kernels, kept.launches = scrubber.events, scrubber.kernels, scrubber.launches
         kept.scrubbed = scrubber.replaced
+        if not isinstance(kept.profile, Session):
+            kept.profile.threads |= scrubber.threads
         if not whole:
             raise EvidenceError(f"{final.name}: the trace was not written whole")  # noqa: TRY301  (one clean-up for all ways to fail)
         temporary.replace(final)

@@ -154,6 +154,8 @@ class Scrubber:
     def __init__(self, is_operator: Callable[[str], bool]) -> None:
         self.events = self.kernels = self.launches = self.replaced = 0
         """Complete events, kernels among them, launches of kernels and graphs, and strings that were replaced or left out."""
+        self.threads: set[int] = set()
+        """Native ids of the threads with operators."""
         self._is_operator = is_operator
         self._names: dict[str, str] = {}
         self._passed: dict[tuple[str, str], str] = {}
@@ -198,6 +200,8 @@ class Scrubber:
         if kind == "X":
             self.events += 1
             self.kernels += category == "kernel"
+            if category == "cpu_op" and isinstance(event.get("tid"), int):
+                self.threads.add(event["tid"])
             self.launches += "Launch" in name and category in {"cuda_runtime", "cuda_driver", "hip_runtime", "runtime"}
         arguments: Any = event.get("args")
         if isinstance(arguments, dict):

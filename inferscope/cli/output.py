@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferscope import settings
 from inferscope.capture.bundle import list_incidents
+from inferscope.capture.retention import find_tombstone
 from inferscope.errors import EvidenceError, InferscopeError
 
 if TYPE_CHECKING:
@@ -78,6 +80,11 @@ def find_incident(options: argparse.Namespace) -> Path:
         return Path(asked)
     incidents = list_incidents(state_dir(options))
     matching = [path for path in incidents if asked is None or path.name.startswith(asked)]
+    stone = find_tombstone(state_dir(options), asked) if asked and not matching else None
+    if stone is not None:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stone.get("dropped_unix_ns", 0) / 1e9))
+        hashed = stone.get("root_sha256", "unknown")
+        raise EvidenceError(f"incident {stone['incident']} was dropped on {when} to keep to the caps; its root hash was {hashed}")
     if not matching:
         known = f"; newest is {incidents[0].name}" if incidents else "; there are none yet"
         raise EvidenceError(f"no incident {asked!r}{known}" if asked else "there are no incidents")

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferscope.capture import bundle as bundle_module
-from inferscope.capture.bundle import Bundle, list_incidents, prune, verify, write_atomic
+from inferscope.capture.bundle import Bundle, list_incidents, verify, write_atomic
 from inferscope.capture.chain import digest, encode
+from inferscope.capture.retention import prune
 from inferscope.errors import EvidenceError
 from inferscope.types import Breach
 
@@ -291,7 +292,7 @@ def test_incidents_of_all_workers_newest_first(tmp_path):
 def test_the_oldest_go_first(tmp_path):
     made = [build(tmp_path, f"2026010{n}T000000Z-x-0001").path for n in range(1, 6)]
     assert prune(tmp_path, max_bytes=1 << 40, max_count=3) == made[:2]
-    assert sorted(path.name for path in (tmp_path / "incidents").iterdir()) == [path.name for path in made[2:]]
+    assert sorted(path.name for path in (tmp_path / "incidents").glob("[!.]*")) == [path.name for path in made[2:]]
     assert prune(tmp_path, max_bytes=0, max_count=3, keep={made[2]}) == made[3:]
     assert verify(made[2]) == []
     assert prune(tmp_path / "absent", max_bytes=0, max_count=0) == []

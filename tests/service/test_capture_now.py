@@ -103,3 +103,66 @@ scope.shutdown()
         assert last["state"] == "closed"
         assert last["objective"]["asked_by"]["reason"] == "test"
         assert json.loads((path / "breach.json").read_text())["trigger"] == "manual"
+
+
+def test_windows_and_deep_captures_on_demand(script, state_dir):
+    """Refused where torch would crash, unless somebody takes the risk; then all threads, or shapes and stacks, as asked."""
+    pytest.importorskip("torch")
+    source = (
+        HEAD
+        + """
+import torch
+from inferscope.capture.budget import CaptureBudget
+torch.set_num_threads(1)
+x = torch.ones(32, 32)
+stop = threading.Event()
+def serve():
+    while not stop.is_set():
+        with scope.request("score"):
+            with scope.stage("work"):
+                (x @ x).sum()
+        time.sleep(0.002)
+threads = [threading.Thread(target=serve) for _ in range(2)]
+for thread in threads: thread.start()
+from inferscope.record import core
+said = {"core": hasattr(core.default, "_open")}
+start()
+said["unsafe"] = refused(tier=2)
+scope.shutdown()
+incident.CAPTURE_S = 6.0
+start(budget=CaptureBudget(all_threads=True, free_memory_mb=0, cooldown_s=0))
+said["windows"] = refused(tier=2, window_ms=20, requests=2)
+said["over"] = over(20)
+said["no_stall"] = refused(tier=3)
+said["deep"] = refused(tier=3, allow_stall_ms=200, requests=1)
+said["over_too"] = over(20)
+said["failures"] = scope.status()["failures"]
+stop.set()
+for thread in threads: thread.join()
+print(json.dumps(said))
+scope.shutdown()
+"""
+    )
+    done = script(source, timeout=100)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    if not told["core"]:
+        assert "C core" in told["unsafe"]
+        return
+    assert "all_threads=True" in told["unsafe"]
+    assert told["no_stall"].startswith("ConfigurationError: allow_stall_ms")
+    assert (told["over"], told["over_too"], told["failures"]) == (True, True, {})
+    deep, windows = [path for path in list_incidents(state_dir)][:2]
+    assert (told["windows"], told["deep"]) == (f"granted {windows.name}", f"granted {deep.name}")
+    sides = [json.loads(path.read_text()) for path in sorted((windows / "captures").glob("*-w?.json"))]
+    assert len(sides) == 2
+    for side in sides:
+        assert (side["tier"], len(side["threads"]) >= 1, side["gil_gap_ms"] > 0) == (2, True, True)
+        events = json.loads((windows / side["trace"]).read_text())["traceEvents"]
+        assert any(event.get("name") == "aten::matmul" for event in events)
+    (side,) = [json.loads(path.read_text()) for path in (deep / "captures").glob("*-r*[0-9].json")]
+    assert (side["tier"], side["shapes"], side["stacks"]) == (3, True, True)
+    asked = json.loads((deep / "manifest-1.json").read_text())["objective"]["asked_by"]
+    assert (asked["tier"], asked["allow_stall_ms"]) == (3, 200)
+    for path in (windows, deep):
+        assert verify(path) == []
