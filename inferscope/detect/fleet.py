@@ -145,7 +145,7 @@ class HostBudget:
         with contextlib.suppress(OSError, struct.error):
             size = os.fstat(descriptor).st_size // 8 * 8
             begun = [moment for (moment,) in struct.iter_unpack("<q", os.pread(descriptor, min(size, 8192), 0))]
-            recent = [moment for moment in begun if 0 <= now_ns - moment < _HOUR_NS]
+            recent = sorted({moment for moment in begun if moment > 0 and 0 <= now_ns - moment < _HOUR_NS})
             if len(recent) >= self._per_hour:
                 return f"this host has captured {len(recent)} times within an hour"
             data = struct.pack(f"<{len(recent) + 1}q", *recent, now_ns)

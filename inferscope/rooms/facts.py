@@ -57,11 +57,18 @@ def _of_cgroup(root: Path) -> float | None:
             text = (root / limit).read_text(encoding="ascii").strip()
             if text == "max" or int(text) >= _NO_LIMIT or int(text) <= 0:
                 return None
-            cache = _rows((root / used).with_name("memory.stat")).get("inactive_file", 0)
-            return 1.0 - max(0, int((root / used).read_text(encoding="ascii")) - cache) / int(text)
+            occupied = int((root / used).read_text(encoding="ascii"))
+            return 1.0 - max(0, occupied - _cache((root / used).with_name("memory.stat"))) / int(text)
         except (OSError, ValueError):
             continue
     return None
+
+
+def _cache(path: Path) -> int:
+    try:
+        return _rows(path).get("inactive_file", 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def _of_machine(meminfo: Path) -> float | None:
