@@ -73,6 +73,8 @@ class Evidence:
     """
 
     directory: Path
+    root: str = ""
+    """The root hash, once it is sealed."""
     _links: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def __post_init__(self) -> None:
@@ -143,7 +145,8 @@ class Evidence:
             "missing": [step for step in STEPS if step not in self._links and step != "candidate"],
         }
         bundle.write_atomic(self.directory / INDEX, _encode(index))
-        return root_hash(self.directory)
+        self.root = root_hash(self.directory)
+        return self.root
 
     def _json(self, step: str, value: dict[str, Any]) -> None:
         rests = self._inputs(step)
