@@ -90,7 +90,7 @@ class Runtime:
             "capture": (lambda: _PERIODS_S["capture"], self.rooms.keep, self._last_words),
             "control": (lambda: _PERIODS_S["control"], self.control.serve_once, self.control.close),
             "opamp": (lambda: self.control.opamp_pause_s, self._ask_opamp, self.control.leave_opamp),
-            "sampler": (lambda: self.rooms.host.period_s, self.rooms.host.sample, _NOTHING),
+            "sampler": (lambda: self.rooms.sample_period_s, self.rooms.sample, _NOTHING),
             "harvest": (lambda: self.rooms.device.period_s, lambda: self.rooms.device.harvest(Pace()), _NOTHING),
             "monitor": (lambda: _PERIODS_S["monitor"], self.rooms.device.monitor, _NOTHING),
             "poll": (lambda: _PERIODS_S["poll"], remote_calls.poll, _NOTHING),

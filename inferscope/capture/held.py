@@ -57,6 +57,8 @@ class Sources:
     """A request's P40 and P60, ns."""
     emit: Callable[[str, Breach, Path, str | None], None]
     """(what, breach, directory, root hash): "opened", "diagnosed" or "closed"."""
+    looks: tuple[Any, Any] = (None, None)
+    """The recorder's `_open` and `_stack`, where the core has them."""
     diagnose: str = "local"
     on_incident: Callable[[Path], None] | None = None
 

@@ -31,6 +31,7 @@ from inferscope.capture.held import (
 )
 from inferscope.capture.plan import AUTOMATIC
 from inferscope.capture.retention import prune
+from inferscope.capture.stacks import SlowStacks
 from inferscope.capture.target import Target
 from inferscope.clock import NS_PER_MS, NS_PER_S
 from inferscope.errors import CaptureRefusedError, EvidenceError
@@ -70,6 +71,7 @@ class IncidentKeeper:
         self._open: Open | None = None
         self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.diagnosing = Diagnosing(sources)
+        self.stacks = SlowStacks(*sources.looks)
         self._working = threading.Lock()
         self._stopping = False
         self.opened = 0
@@ -279,6 +281,7 @@ class IncidentKeeper:
 
     def _arm(self, held: Open) -> str | None:
         """Ask for profiles, this worker's share of the pod's; returns why not, the incident then goes on without them."""
+        self.stacks.arm(held.breach.request, round(held.breach.threshold_ms * NS_PER_MS))
         capture = self._capture
         if capture is None:
             return "captures are off"
@@ -357,9 +360,12 @@ class IncidentKeeper:
             self._drain(capture, _LAST_DRAIN_S if self._stopping else _DRAIN_S)
         if not held.owned and not still_wanted(self._sources.pod, held.directory):
             return
+        self.stacks.disarm()
+        slot = self._sources.pod.slot.index
+        write_evidence(held.directory / f"stacks-{slot}-1.json", self.stacks.document(slot))
         begin = max(held.breach.onset_ns - int(BEFORE_S * NS_PER_S), now_ns - int(LONGEST_S * NS_PER_S))
         document = self._sources.evidence(held.breach.request, begin, now_ns)
-        write_evidence(held.directory / f"evidence-{self._sources.pod.slot.index}-1.json", document)
+        write_evidence(held.directory / f"evidence-{slot}-1.json", document)
 
     def _drain(self, capture: RequestScopedCapture, seconds: float) -> None:
         """Write out the profiles that were kept, while the worker fills in their spans; what is late is dropped."""

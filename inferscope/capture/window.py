@@ -263,4 +263,5 @@ class Window:
         """In a forked child, which has one thread: nothing records here."""
         self._touching = threading.Lock()
         if self.opened_ns and not self.silent_ns and not self.end_ns:
-            session.silence(self._torch)
+            # A lock of Kineto's may be held by a thread that does not exist here.
+            session.silence(self._torch, quietly=False)

@@ -13,6 +13,7 @@ from inferscope.aggregate.histogram import percentiles
 from inferscope.aggregate.horizon import Horizon
 from inferscope.aggregate.window import Aggregator
 from inferscope.bench.fingerprint import fingerprint
+from inferscope.capture import stacks
 from inferscope.capture.held import Sources, objective_json
 from inferscope.capture.incident import IncidentKeeper
 from inferscope.capture.plan import Plan
@@ -281,6 +282,17 @@ class Rooms:
         if self.keeper is not None:
             self.keeper.run_once()
 
+    @property
+    def sample_period_s(self) -> float:
+        """Seconds between two calls of `sample`."""
+        return min(self.host.period_s, stacks.PERIOD_S) if self.keeper is not None and self.keeper.stacks.armed else self.host.period_s
+
+    def sample(self) -> None:
+        """What the sampling thread does: the state of every thread, the stacks of those whose requests are late."""
+        self.host.sample()
+        if self.keeper is not None:
+            self.keeper.stacks.sample()
+
     def mark_ready(self) -> None:
         """End the warm-up, in every worker of the pod."""
         self.trigger.mark_ready()
@@ -304,6 +316,7 @@ class Rooms:
             versions={"inferscope": __version__, "service": self.settings.version},
             body_ns=self._body_ns,
             emit=self.outlet.emit,
+            looks=(getattr(self.recorder, "_open", None), getattr(self.recorder, "_stack", None)),
             diagnose=self.settings.diagnose,
             on_incident=self.settings.on_incident,
         )

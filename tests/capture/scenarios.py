@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import dataclasses
+import faulthandler
 import json
 import os
 import random
@@ -121,6 +122,7 @@ def life(
         while not stop.wait(0.3):
             child = os.fork()
             if not child:
+                faulthandler.dump_traceback_later(15)  # says where a child hangs
                 operators(50)
                 os._exit(0 if capture.state is State.DISABLED and not recorder.armed else 3)
             children.append(nurse(child))

@@ -152,7 +152,7 @@ scope.shutdown()
     assert "all_threads=True" in told["unsafe"]
     assert told["no_stall"].startswith("ConfigurationError: allow_stall_ms")
     assert (told["over"], told["over_too"], told["failures"]) == (True, True, {})
-    deep, windows = [path for path in list_incidents(state_dir)][:2]
+    deep, windows = list_incidents(state_dir)[:2]
     assert (told["windows"], told["deep"]) == (f"granted {windows.name}", f"granted {deep.name}")
     sides = [json.loads(path.read_text()) for path in sorted((windows / "captures").glob("*-w?.json"))]
     assert len(sides) == 2
@@ -166,3 +166,43 @@ scope.shutdown()
     assert (asked["tier"], asked["allow_stall_ms"]) == (3, 200)
     for path in (windows, deep):
         assert verify(path) == []
+
+
+def test_without_torch_an_incident_still_says_where_slow_requests_are(script, state_dir):
+    source = (
+        HEAD
+        + """
+from inferscope.capture.budget import CaptureBudget
+from inferscope.record import core
+def guilty():
+    time.sleep(0.06)
+def serve(seconds):
+    end = time.monotonic() + seconds
+    n = 0
+    while time.monotonic() < end:
+        n += 1
+        with scope.request("score"), scope.stage("rules"):
+            guilty() if n % 4 == 0 else time.sleep(0.002)
+scope.configure(service="asked", slo=scope.SLO("score", p99_ms=20, window_s=5, min_requests=10), tick_s=0.1, diagnose="off",
+                warmup_s=300, warmup_requests=40)
+serve(9)
+said = {"core": hasattr(core.default, "_open"), "torch": "torch" in sys.modules, "failures": scope.status()["failures"]}
+scope.shutdown()
+print(json.dumps(said))
+"""
+    )
+    done = script(source, timeout=60)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["torch"], told["failures"]) == (False, {})
+    path = list_incidents(state_dir)[-1]
+    assert verify(path) == []
+    said = json.loads((path / "stacks-0-1.json").read_text())
+    if not told["core"]:
+        assert "C core" in said["reason"]
+        return
+    assert said["reason"] is None
+    named = [frame[0] for seen in said["stacks"] for frame in seen["frames"]]
+    assert "guilty" in named
+    assert {seen["stage"] for seen in said["stacks"]} == {"rules"}
+    assert not list((path / "captures").iterdir())
