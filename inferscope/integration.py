@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from inferscope import guard
 from inferscope.clock import now_ns
 from inferscope.errors import IntegrationUnavailableError
+from inferscope.imports import is_loading, when_loaded
 from inferscope.patching import Ledger
 from inferscope.record import core
 from inferscope.slots import slots
@@ -187,19 +188,28 @@ class Registry:
         if entry.state == "active":
             return
         target = entry.integration.target
-        if not target or (target in sys.modules and not getattr(getattr(sys.modules[target], "__spec__", None), "_initializing", False)):
+        module = sys.modules.get(target)
+        if not target or (module is not None and not is_loading(module)):
             self._patch(entry)
             return
         entry.state = "waiting"
-        if not entry.hooked:
-            entry.hooked = True
+        if entry.hooked:
+            return
+        entry.hooked = True
+        if module is not None:  # we were called from within its import
+            when_loaded(module, lambda: self._imported(entry, module))
+        else:
             import wrapt
 
             wrapt.register_post_import_hook(functools.partial(self._imported, entry), target)
 
-    def _imported(self, entry: _Entry, _module: object) -> None:
+    def _imported(self, entry: _Entry, module: Any) -> None:
+        if is_loading(module):  # wrapt tells of it a moment before its end
+            when_loaded(module, lambda: self._imported(entry, module))
+            return
         with self._lock:
-            if entry.state == "waiting":
+            entry.hooked = False
+            if entry.state == "waiting" and sys.modules.get(entry.integration.target) is module:
                 self._patch(entry)
 
     def _patch(self, entry: _Entry) -> None:

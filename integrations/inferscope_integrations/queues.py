@@ -53,6 +53,7 @@ class QueueIntegration(Integration):
     """Waits in the queues that were named with `watch_queue`."""
 
     name: ClassVar[str] = "queue"
+    serves: ClassVar[bool] = False  # every program imports it
     target: ClassVar[str] = "queue"
 
     def patch(self, ledger: Ledger) -> None:
@@ -94,6 +95,7 @@ class AsyncioIntegration(Integration):
     """
 
     name: ClassVar[str] = "asyncio"
+    serves: ClassVar[bool] = False  # every program imports it
     target: ClassVar[str] = "asyncio"
 
     def patch(self, ledger: Ledger) -> None:
