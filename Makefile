@@ -87,7 +87,7 @@ test-backends: venv ## fetch receivers and databases of other projects into buil
 	$(call selected,-m backends)
 
 test-integrations: venv ## integrations against real libraries and servers, fetched into build; skips what cannot be had
-	@python="$$($(BIN)/python benchmarks/_servers.py)"; SERVERS_FETCH=1 "$$python" -m pytest tests/integrations tests/cli/test_run.py $(ARGS)
+	@python="$$($(BIN)/python benchmarks/_servers.py)"; SERVERS_FETCH=1 "$$python" -m pytest tests/integrations tests/cli/test_run.py tests/cli/test_run_servers.py $(ARGS)
 
 clean: ## remove what builds and tests leave; keeps .venv
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .core-*
