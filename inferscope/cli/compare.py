@@ -64,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
         verdicts = [compare.warned(each, warning) for each in verdicts]
     value["verdicts"] = [each.to_json() for each in verdicts]
     remarks = ["sequential: the runs were made one after the other, so what the machine did in between is part of the difference"]
+    remarks += _invalid(base, candidate)
     remarks += [f"changed: {', '.join(value['changed'])}"] if value["changed"] else []
     remarks += _bottleneck(base, candidate)
     kept = proof.write(options, value, run=options.base, candidate=options.candidate)
@@ -76,6 +77,11 @@ def run(options: argparse.Namespace) -> int:
     return compare.exit_code(verdicts)
 
 
+def _invalid(*both: Run) -> list[str]:
+    """What speaks against believing the runs."""
+    return [f"{each.path} is invalid: {problem}" for each in both for problem in each.document.get("problems", [])]
+
+
 def _bottleneck(base: Run, candidate: Run) -> list[str]:
     """What the tail is made of before and after: the bottleneck moves."""
     causes = [inside.top_cause(each.document.get("inside")) for each in (base, candidate)]
@@ -84,7 +90,7 @@ def _bottleneck(base: Run, candidate: Run) -> list[str]:
 
 def _verdicts(base: Run, candidate: Run, gates: tuple[compare.Gate, ...]) -> list[Verdict]:
     found = compare.sequential(base.load, candidate.load, gates, skip=(base.skip, candidate.skip))
-    invalid = [f"{each.path} is invalid: {problem}" for each in (base, candidate) for problem in each.document.get("problems", [])]
+    invalid = _invalid(base, candidate)
     if invalid:
         found = [each if each.word == INCONCLUSIVE else compare.withhold(each, "; ".join(invalid)) for each in found]
     checked: dict[str, Any] | None = candidate.document.get("golden")
