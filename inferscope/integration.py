@@ -11,20 +11,17 @@ import abc
 import functools
 import importlib.metadata
 import importlib.util
-import math
 import sys
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope import guard
-from inferscope.clock import now_ns
+from inferscope.copied import copies, forget_copies, record_copy, record_first_byte, record_shape, shape_of
 from inferscope.errors import IntegrationUnavailableError
 from inferscope.imports import is_loading, when_loaded
 from inferscope.patching import Ledger
 from inferscope.record import core
-from inferscope.slots import slots
-from inferscope.types import SpanFlag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,24 +33,21 @@ __all__ = [
     "GROUP",
     "Integration",
     "Registry",
+    "copies",
+    "forget_copies",
     "record_copy",
     "record_first_byte",
     "record_shape",
     "record_wait",
     "recorder",
     "registry",
+    "shape_of",
     "stand_in",
 ]
 
 GROUP: Final = "inferscope.integrations"
 EXCLUDED_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz", "/metrics", "/favicon.ico"})
 """HTTP paths that are no work of the service; they appear in no signal."""
-_copies: dict[tuple[str, str | None], list[int]] = {}
-_COPY_SITES: Final = 64
-_SHAPES: Final = 8192
-_shapes: list[tuple[int, tuple[int, ...], bool] | None] = [None] * _SHAPES
-"""By request id modulo its length."""
-_met: set[tuple[int, ...]] = set()
 
 
 class Integration(abc.ABC):
@@ -298,103 +292,6 @@ def stand_in(kind: str, original: Any, patch: Patch, slow: Callable[..., Any], *
     timer, note, inside = more.get("timer"), more.get("note"), more.get("inside")
     made: Callable[..., Any] = make(kind, original, (patch, timer, slow, note, inside, more.get("names", {}), more.get("name")))
     return made
-
-
-def record_copy(
-    direction: str,
-    nbytes: int,
-    start_ns: int,
-    end_ns: int,
-    *,
-    sync: bool,
-    pageable: bool,
-    implicit: bool = False,
-    site: str | None = None,
-) -> None:
-    """Tell of one copy between host and device that blocked the calling thread from `start_ns` to `end_ns`.
-
-    Args:
-        direction: `h2d`, `d2h` or `d2d`; `pin` for a copy into pinned memory.
-        nbytes: Bytes moved.
-        start_ns: When the call began, `time.perf_counter_ns`.
-        end_ns: When it returned.
-        sync: Whether the call waited for the copy.
-        pageable: Whether the host memory was not pinned.
-        implicit: Whether a value was read (`item`, `if tensor:`) and the copy is what that takes.
-        site: `function (file:line)` of the caller, when known.
-    """
-    flags = (SpanFlag.SYNC if sync else 0) | (SpanFlag.PAGEABLE if pageable else 0) | (SpanFlag.IMPLICIT_SYNC if implicit else 0)
-    core.default.interval("copy", direction, start_ns, end_ns, flags=flags, aux=nbytes)
-    key = (direction, site)
-    row = _copies.get(key)
-    if row is None:
-        row = _copies.setdefault(key if len(_copies) < _COPY_SITES else (direction, None), [0, 0, 0, 0, 0, 0])
-    row[0] += 1
-    row[1] += nbytes
-    row[2] += end_ns - start_ns
-    row[3] += sync
-    row[4] += pageable
-    row[5] += implicit
-    if slots.on_copy is not None and not guard.is_off("copies"):
-        with guard.guard("copies"):
-            slots.on_copy(direction, nbytes, start_ns, end_ns, flags, site)
-
-
-def copies() -> list[dict[str, Any]]:
-    """Copies by direction and call site: running totals, as the incident keeps them."""
-    return [
-        {"name": direction, "site": site, "count": n, "bytes": b, "wall_ns": w, "sync": s, "pageable": p, "implicit": i}
-        for (direction, site), (n, b, w, s, p, i) in list(_copies.items())
-    ]
-
-
-def forget_copies() -> None:
-    """Start the copy totals afresh: in a forked child and in tests."""
-    _copies.clear()
-    _met.clear()
-    _shapes[:] = [None] * _SHAPES
-
-
-def record_shape(shape: tuple[int, ...]) -> None:
-    """Tell of the shape of what the current request gives to a model; without a size of its own, the request gets its number of elements.
-
-    Args:
-        shape: Of the first input.
-    """
-    request = core.default.current()
-    if request is None:
-        return
-    number = request.id
-    before = _shapes[number % _SHAPES]
-    new = shape not in _met
-    if before is not None and before[0] == number:  # the first model of several is the one that the input is of
-        if new:
-            _shapes[number % _SHAPES] = (number, before[1], True)
-    else:
-        _shapes[number % _SHAPES] = (number, shape, new)
-        if request.size is None:
-            request.size = float(math.prod(shape))
-    if new and len(_met) < _SHAPES:
-        _met.add(shape)
-
-
-def shape_of(request_id: int) -> tuple[tuple[int, ...], bool] | None:
-    """Shape that a recent request gave to its first model, and whether any model met a shape in it for the first time; None when it is not known.
-
-    A shape counts as new once; after 8192 shapes every other one does.
-    """
-    held = _shapes[request_id % _SHAPES]
-    return (held[1], held[2]) if held is not None and held[0] == request_id else None
-
-
-def record_first_byte(request: Any) -> None:
-    """Tell that the first byte of a response was handed over; `SLO(until="first_byte")` judges the time until then.
-
-    Args:
-        request: The open request that it answers; a closed one is past its last byte, and says nothing.
-    """
-    if request.open:
-        core.default.interval("first_byte", request.name, request.start_ns, now_ns())
 
 
 def record_wait(queue: str, start_ns: int, end_ns: int) -> None:
