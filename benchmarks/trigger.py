@@ -1,41 +1,51 @@
-"""How often the trigger fires on healthy bursty traffic, and how long it takes on a broken service.
+"""How often the trigger fires on healthy bursty traffic, how long it takes on a broken service, and who captures when a whole fleet breaks.
 
     python benchmarks/trigger.py [--quick] [--json FILE] [--trigger e_detector|burn_rate]
 
 Each simulated second is one `Detector.update`, warm-up, cooldown and closing included, as the worker does it. Healthy: half the allowed
-share is slow, in 30 ms stalls. False triggers are counted over simulated days and stated with the exact upper 95 % bound of a Poisson rate:
-the full run (96 days a rate) holds the target against that bound, `--quick` (4 days) against the count alone.
+share is slow, in 30 ms stalls. A replica-day is 86400 seconds of one seed with a detector of its own. False triggers of one replica hold
+on the exact upper 95 % bound of a Poisson rate in the full run (100 replica-days a rate), on the count alone with `--quick` (3 days).
+
+The fewest requests any test could need: to tell a share p1 from p0 with a mean time to a false alarm of g requests takes, on average, at
+least ln(g) / KL(p1 || p0) requests (Lorden, 1971); g is what a week of that rate brings.
+
+A fleet: a thousand replicas with 500 requests/s break in the same second, each judges for itself with the threshold of a fleet and draws its
+lot; a capture counts for the 30 s that profiles are collected at most.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
-import platform
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
+import _harness as harness
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent.parent / "tests")]
+sys.path.insert(0, str(harness.ROOT / "tests"))
 
-from simulator import traffic  # noqa: E402  (the two roots above must be on the path)
+from simulator import traffic
 
-from inferscope.detect import SLO, Detector  # noqa: E402
+from inferscope.capture.incident import CAPTURE_S
+from inferscope.detect import SLO, Detector
+from inferscope.detect.edetector import RUN_SECONDS
+from inferscope.detect.fleet import SelfSelection
+from inferscope.types import Breach
 
 RATES = (2, 10, 50, 500, 5000)
 FALSE_A_DAY = 0.1
+FLEET = 800
+REPLICAS = 1000
 INDEPENDENT_S, BURSTY_S = 3.0, 15.0
 S = 1_000_000_000
+DAY = 86400
 OBJECTIVE = SLO("score", p99_ms=20)
+BREACH = Breach("b", "score", "score", 20.0, 0.99, 0, 0, 0, 0, 0, "e_detector", 0.0, 1.0)
 
 
-def detector(kind):
-    held = Detector(OBJECTIVE, trigger=kind)
+def detector(kind, fleet=1):
+    held = Detector(OBJECTIVE, trigger=kind, fleet_size=fleet)
     held.mark_ready()
     return held
 
@@ -49,25 +59,22 @@ def firings(held, n, k, start=0):
     return found
 
 
-def false_triggers(job):
-    kind, rate, days, seed, make = job
-    rng = np.random.default_rng(seed)
-    held, found = detector(kind), 0
-    for day in range(days):
-        n, k = MAKERS[make](rng, rate)
-        found += len(firings(held, n, k, day * 86400))
-    return found
-
-
 MAKERS = {
-    "bursty": lambda rng, rate: traffic.bursty(rng, rate, 86400, 0.005),
-    "independent": lambda rng, rate: traffic.independent(rng, rate, 86400, 0.005),
-    "bursty p=0.9 %": lambda rng, rate: traffic.bursty(rng, rate, 86400, 0.009),
-    "stalls of 0.3 s": lambda rng, rate: traffic.bursty(rng, rate, 86400, 0.005, stall_s=0.3),
-    "stalls of 3 s": lambda rng, rate: traffic.bursty(rng, rate, 86400, 0.005, stall_s=3.0),
-    "2 s episodes of 30 %": lambda rng, rate: traffic.episodes(rng, rate, 86400, 0.005, 2, 0.3),
-    "30 s episodes of 3 %": lambda rng, rate: traffic.episodes(rng, rate, 86400, 0.005, 30, 0.03),
+    "bursty": lambda rng, rate: traffic.bursty(rng, rate, DAY, 0.005),
+    "independent": lambda rng, rate: traffic.independent(rng, rate, DAY, 0.005),
+    "bursty p=0.9 %": lambda rng, rate: traffic.bursty(rng, rate, DAY, 0.009),
+    "stalls of 0.3 s": lambda rng, rate: traffic.bursty(rng, rate, DAY, 0.005, stall_s=0.3),
+    "stalls of 3 s": lambda rng, rate: traffic.bursty(rng, rate, DAY, 0.005, stall_s=3.0),
+    "2 s episodes of 30 %": lambda rng, rate: traffic.episodes(rng, rate, DAY, 0.005, 2, 0.3),
+    "30 s episodes of 3 %": lambda rng, rate: traffic.episodes(rng, rate, DAY, 0.005, 30, 0.03),
 }
+
+
+def false_triggers(job):
+    """Of one replica-day: (alone, with the threshold of the fleet)."""
+    kind, rate, day, make = job
+    n, k = MAKERS[make](np.random.default_rng(1_000_003 * rate + day), rate)
+    return len(firings(detector(kind), n, k)), len(firings(detector(kind, FLEET), n, k))
 
 
 def delays(job):
@@ -104,51 +111,113 @@ def upper_bound(count, days):
     return high / days
 
 
-def row(name, value, unit, target, holds, **more):
-    return {"name": name, "value": value, "unit": unit, "target": target, "holds": holds, **more}
+def fewest_requests(rate, share, allowed=0.01):
+    """What any test needs on average; see the module's text."""
+    divergence = share * math.log(share / allowed) + (1.0 - share) * math.log((1.0 - share) / (1.0 - allowed))
+    return math.log(RUN_SECONDS * rate) / divergence
 
 
-def measure(pool, kind, quick):
-    chunks, days = (2, 2) if quick else (8, 12)
-    jobs = [(kind, rate, days, 1000 * rate + chunk, "bursty") for rate in RATES for chunk in range(chunks)]
-    delay_jobs = [
+def quiet(pool, kind, *, quick):
+    days = 3 if quick else 100
+    jobs = [(kind, rate, day, "bursty") for rate in RATES for day in range(days)]
+    found = list(pool.map(false_triggers, jobs, chunksize=1 if quick else 5))
+    alone, fleet = [], []
+    for position, rate in enumerate(RATES):
+        mine = found[position * days : (position + 1) * days]
+        count, together = sum(each[0] for each in mine), sum(each[1] for each in mine)
+        bound = upper_bound(count, days)
+        alone.append(
+            harness.row(
+                f"false triggers, healthy bursty p=0.5 %, {rate}/s",
+                count / days,
+                "1/day",
+                f"<= {FALSE_A_DAY}",
+                holds=(count / days if quick else bound) <= FALSE_A_DAY,
+                upper_95=round(bound, 4),
+                days=days,
+                note=f"<= {bound:.3f} at 95 %, {days} replica-days",
+            )
+        )
+        name = f"false triggers with the threshold of a fleet of {FLEET}, {rate}/s"
+        fleet.append(harness.row(name, together, "", "0", holds=together == 0, days=days, note=f"in {days} replica-days"))
+    return alone + fleet
+
+
+def prompt(pool, kind, *, quick):
+    jobs = [
         (kind, rate, 0.05, shape, (60 if rate >= 50 else 20) * (1 if quick else 5), 7 + rate)
         for rate in RATES
         for shape in ("independent", "bursty")
     ]
-    found = pool.map(false_triggers, jobs)
-    waits = pool.map(delays, delay_jobs)
-    rows = []
-    counts = list(found)
-    for position, rate in enumerate(RATES):
-        total, length = sum(counts[position * chunks : (position + 1) * chunks]), chunks * days
-        bound = upper_bound(total, length)
-        rows.append(
-            row(
-                f"false triggers, healthy bursty p=0.5 %, {rate}/s",
-                total / length,
-                "1/day",
-                f"<= {FALSE_A_DAY}",
-                (total / length if quick else bound) <= FALSE_A_DAY,
-                upper_95=round(bound, 4),
-                days=length,
-            )
-        )
-    for (_, rate, _, shape, _, _), runs in zip(delay_jobs, waits, strict=True):
+    for (_, rate, share, shape, _, _), runs in zip(jobs, pool.map(delays, jobs), strict=True):
         middle, late = (float(np.quantile(runs, q)) for q in (0.5, 0.9))
         limit = {"independent": INDEPENDENT_S, "bursty": BURSTY_S}[shape] if rate == 500 else None
-        rows.append(
-            row(
-                f"median delay, 5 % over the objective, {rate}/s, {shape}",
-                round(middle, 2),
-                "s",
-                "reported" if limit is None else f"<= {limit:g}",
-                True if limit is None else middle <= limit,
-                p90=round(late, 2),
-                runs=len(runs),
-            )
+        fewest = fewest_requests(rate, share)
+        yield harness.row(
+            f"median delay, 5 % over the objective, {rate}/s, {shape}",
+            middle,
+            "s",
+            "reported" if limit is None else f"<= {limit:g}",
+            holds=limit is None or middle <= limit,
+            p90=round(late, 2),
+            runs=len(runs),
+            requests=round(middle * rate),
+            fewest_requests=round(fewest),
+            note=f"p90 {late:.1f} s; {middle * rate:.0f} requests, any test needs {fewest:.0f} on average",
         )
-    return rows
+
+
+def fleet_breaks(job):
+    """(largest share of the fleet that captures at one moment, seconds until the first capture) of one fault that hits all replicas."""
+    kind, seed = job
+    rng = np.random.default_rng(seed)
+    begun = []
+    for _ in range(REPLICAS):
+        held = detector(kind, REPLICAS)
+        firings(held, *traffic.independent(rng, 500, 90, 0.005))
+        late = rng.random()
+        n, k = traffic.independent(rng, 500, 60, 0.05)
+        k[0] = rng.binomial(k[0], 1.0 - late)
+        fired = firings(held, n, k, 90)
+        if not fired:
+            continue
+        selection = SelfSelection(REPLICAS, rng.random)
+        selection.offer(BREACH, fired[0] * S)
+        if selection.drawn:
+            moment = fired[0]
+            while selection.take(moment * S) is None:
+                moment += 1
+            begun.append(moment - 90 - late)
+    begun.sort()
+    worst = max((sum(moment <= other < moment + CAPTURE_S for other in begun) for moment in begun), default=0)
+    return worst / REPLICAS, begun[0] if begun else math.inf
+
+
+def herd(pool, kind, *, quick):
+    found = list(pool.map(fleet_breaks, [(kind, seed) for seed in range(4 if quick else 40)]))
+    worst, first = [each[0] for each in found], [each[1] for each in found]
+    share, middle = float(np.mean(worst)), float(np.median(first))
+    runs = len(found)
+    kept = sum(each <= 0.005 for each in worst)
+    yield harness.row(
+        f"fleet of {REPLICAS} that breaks at once: capturing at the worst moment",
+        100 * share,
+        "%",
+        "<= 0.5",
+        holds=share <= 0.005,
+        runs=runs,
+        largest=100 * max(worst),
+        note=f"mean of {runs} faults; at most 0.5 % in {kept} of them, largest {100 * max(worst):.1f} %: lots are independent",
+    )
+    yield harness.row(
+        f"fleet of {REPLICAS} that breaks at once: first capture",
+        middle,
+        "s",
+        "<= 6",
+        holds=middle <= 6.0,
+        p90=float(np.quantile(first, 0.9)),
+        note=f"median of {runs} faults, p90 {np.quantile(first, 0.9):.1f} s, detection included",
+    )
 
 
 def first_minutes(job):
@@ -159,39 +228,28 @@ def first_minutes(job):
 
 def extras(pool, kind):
     """Beyond the targets: other kinds of healthy traffic, and the first five minutes after a restart."""
-    shapes = ("independent", "bursty p=0.9 %", "stalls of 0.3 s", "stalls of 3 s", "2 s episodes of 30 %", "30 s episodes of 3 %")
-    jobs = [(kind, rate, 4, rate + 5, shape) for shape in shapes for rate in (50, 500, 5000)]
-    for (_, rate, days, _, shape), total in zip(jobs, pool.map(false_triggers, jobs), strict=True):
-        yield row(f"false triggers, healthy, {shape}, {rate}/s", total / days, "1/day", "reported", holds=True, days=days)
+    shapes = [shape for shape in MAKERS if shape != "bursty"]
+    jobs = [(kind, rate, day, shape) for shape in shapes for rate in (50, 500, 5000) for day in range(4)]
+    found = [each[0] for each in pool.map(false_triggers, jobs, chunksize=4)]
+    for position in range(0, len(jobs), 4):
+        _, rate, _, shape = jobs[position]
+        total = sum(found[position : position + 4])
+        yield harness.row(f"false triggers, healthy, {shape}, {rate}/s", total / 4, "1/day", "reported", days=4)
     starts = [(kind, rate, 400, rate) for rate in (500, 5000)]
     for (_, rate, count, _), total in zip(starts, pool.map(first_minutes, starts), strict=True):
-        yield row(f"false triggers, first 300 s after a start, {rate}/s", total / count, "1/start", "reported", holds=True, starts=count)
+        yield harness.row(f"false triggers, first 300 s after a start, {rate}/s", total / count, "", "reported", note=f"{count} starts")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="less simulated time, at most 50 s")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--trigger", choices=("e_detector", "burn_rate"), default="e_detector")
-    arguments = parser.parse_args()
-    began = time.perf_counter()
+    arguments = harness.arguments(
+        __doc__, lambda parser: parser.add_argument("--trigger", choices=("e_detector", "burn_rate"), default="e_detector")
+    )
+    kind, quick = arguments.trigger, arguments.quick
     with ProcessPoolExecutor(max_workers=min(os.cpu_count() or 1, 8)) as pool:
-        rows = measure(pool, arguments.trigger, arguments.quick)
-        if not arguments.quick:
-            rows += extras(pool, arguments.trigger)
-    for one in rows:
-        detail = f"p90 {one['p90']}" if "p90" in one else f"<= {one['upper_95']} at 95 %, {one['days']} days" if "upper_95" in one else ""
-        print(f"{one['name']:64} {one['value']:8.3f} {one['unit']:6} {one['target']:9} {'holds' if one['holds'] else 'MISSED':7} {detail}")
-    print(f"{time.perf_counter() - began:.0f} s, trigger {arguments.trigger}")
-    if arguments.json:
-        machine = {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        }
-        arguments.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    return 0 if all(one["holds"] for one in rows) else 1
+        rows = [*quiet(pool, kind, quick=quick), *prompt(pool, kind, quick=quick), *herd(pool, kind, quick=quick)]
+        if not quick:
+            rows += extras(pool, kind)
+    return harness.finish(rows, arguments.json, trigger=kind)
 
 
 if __name__ == "__main__":

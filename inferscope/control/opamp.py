@@ -5,7 +5,7 @@
 The protocol's own client has threads and a message for its agent; here its messages and transport are used and the caller's thread polls.
 A configuration is a standing wish, delivered again and again: its id makes it one capture, `expires_unix_s` keeps a restarted process from
 doing an old one. Every replica of a fleet gets it: of N, `replicas` (4 unless it says otherwise) capture, drawn by a hash of the id and the
-instance, so that a repeated delivery draws the same, and spread over ten seconds. The server is told APPLIED, or FAILED with the reason.
+instance, so that a repeated delivery draws the same, and spread over six seconds. The server is told APPLIED, or FAILED with the reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who of a fleet captures, when all of it breaks at once, and how many may capture on one host.
 
 A fault hits every replica in the same minute. Each of N decides for itself, by lot: with probability 4/N it captures, after a delay of up
-to ten seconds; whoever was not drawn is drawn again while the incident lasts, in rounds that double. Four of a thousand are enough to name
+to six seconds; whoever was not drawn is drawn again while the incident lasts, in rounds that double. Four of a thousand are enough to name
 the cause; all thousand would be an outage of their own. On one host a lock file lets one process capture at a time, and so many an hour.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["HostBudget", "SelfSelection"]
 
 WANTED: Final = 4.0
 """Replicas that shall capture."""
-JITTER_S: Final = 10.0
+JITTER_S: Final = 6.0
 ROUND_S: Final = 45.0
 """Until the second draw: longer than a capture lasts, so that the rounds do not add up."""
 _LONGEST_ROUND_S: Final = 1440.0
