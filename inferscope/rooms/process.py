@@ -32,6 +32,7 @@ from inferscope.rooms.hooks import Hooks
 from inferscope.rooms.judging import Judging, budget_of
 from inferscope.rooms.outlet import Outlet
 from inferscope.rooms.reload import SettingsFile
+from inferscope.slots import slots
 from inferscope.version import __version__
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class Rooms:
         guard.reset()
         self.pod.close()
         self.pod = pod.Pod(pod.Slot(0, None, "", -1))
-        self.keeper = None
+        self.keeper, slots.open_incident = None, None
         self.overhead_ns = {}
         self.judging.host.after_fork()
         self.judging = Judging(self.settings)
@@ -258,6 +259,7 @@ class Rooms:
     def _follow(self, keeper: IncidentKeeper, window: Window, breach: Breach | None, moment_ns: int) -> None:
         closed = self.judging.follow(keeper, breach, moment_ns)
         keeper.step(moment_ns, window.records, closed)
+        slots.open_incident = keeper.current.name if keeper.current is not None else None
         if keeper.current is None:
             self.host.disarm()
         else:

@@ -61,10 +61,16 @@ def test_a_capture_holds_what_was_asked_for_and_closes_by_itself(script, state_d
     source = (
         HEAD
         + """
+import logging
 import torch
+from inferscope_integrations.logs import IdsFilter
 torch.set_num_threads(1)
 x = torch.ones(32, 32)
 start()
+def logged():
+    line = logging.makeLogRecord({"msg": "slow"})
+    IdsFilter().filter(line)
+    return line.inferscope_incident
 def serve(seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -75,11 +81,15 @@ def serve(seconds):
 serve(0.3)
 first = refused(requests=3)
 same = refused(requests=3)
+lines = set()
 while scope.status()["incident"]:
     serve(0.1)
+    lines.add(logged())
 pending = refused(requests=2)
 waited = over()
-print(json.dumps({"first": first, "same": same, "pending": pending, "waited": waited, "failures": scope.status()["failures"]}))
+time.sleep(0.5)
+lines.add(logged())
+print(json.dumps({"lines": sorted(lines), "first": first, "same": same, "pending": pending, "waited": waited, "failures": scope.status()["failures"]}))
 scope.shutdown()
 """
     )
@@ -91,6 +101,8 @@ scope.shutdown()
     assert told["pending"].startswith("granted ")
     assert told["waited"]
     assert told["failures"] == {}
+    assert told["first"].removeprefix("granted ") in told["lines"]  # log lines name the open incident, and none when it is closed
+    assert told["lines"][0] == ""
     empty, full = list_incidents(state_dir)
     assert [f"granted {path.name}" for path in (full, empty)] == [told["first"], told["pending"]]
     assert len(list((full / "captures").glob("*.trace.json"))) == 3
