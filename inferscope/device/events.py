@@ -57,6 +57,8 @@ class Counts(NamedTuple):
     """Failing calls."""
     events_created: int
     quarantined: int
+    refused: int
+    """Not begun: a failing call."""
     host_only: int
     """Spans without a device half: their work ended on another device."""
 
@@ -90,7 +92,9 @@ class Channel:
         self.pool: deque[Any] = deque()
         self.quarantine: list[Any] = []
         self.weight = 1.0
-        self.created = self.recorded = self.delivered = self.drawn_out = self.dropped = self.lost = self.errors = self.elsewhere = 0
+        self.created = self.recorded = self.delivered = self.drawn_out = self.dropped = self.lost = self.errors = self.refused = (
+            self.elsewhere
+        ) = 0
         self.done: Callable[[Any], bool] = _done
         self._make_event, self._pin = make_event, pin
         self._all: list[Any] = []
@@ -131,6 +135,7 @@ class Channel:
             issue = self._clock()
             event.record(stream)
         except Exception as error:  # noqa: BLE001  (the application's work goes on)
+            self.refused += 1
             self.failed(error, event)
             return None
         self._left = left - 1
@@ -240,7 +245,7 @@ class Channel:
         """Running totals."""
         return Counts(
             self.recorded, self.delivered, self.drawn_out, self.dropped, self.lost, self.errors, self.created, len(self.quarantine),
-            self.elsewhere,
+            self.refused, self.elsewhere,
         )  # fmt: skip
 
     def leak(self) -> None:
