@@ -217,8 +217,10 @@ def test_host_models_are_as_without_a_device(sim, serving) -> None:
     assert spans == []
 
 
-def test_captures_are_watched_and_survive_a_busy_harvester(sim, serving) -> None:
+@pytest.mark.parametrize("every_mode", [0, 1], ids=["cuda", "rocm"])
+def test_captures_are_watched_and_survive_a_busy_harvester(sim, serving, every_mode) -> None:
     harvester, _ = serving
+    sim.configure(query_kills_all=every_mode)  # on ROCm a query ends a capture whatever its mode and its thread's (pytorch#176251)
     net = torch.nn.Linear(4, 4).to("sim")
     value = torch.ones(2, 4, device="sim")
     stop = threading.Event()
