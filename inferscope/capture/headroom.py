@@ -64,12 +64,19 @@ class Headroom:
         for place in places:
             try:
                 if version == 1:
-                    return int((place / "cpuacct.usage").read_text(encoding="ascii")) / 1e9
+                    return self._accounted(place)
                 rows = dict(line.split() for line in (place / "cpu.stat").read_text(encoding="ascii").splitlines())
                 return int(rows["usage_usec"]) / 1e6
             except (OSError, ValueError, KeyError):
                 continue
         return sum(os.times()[:2])
+
+    def _accounted(self, place: Path) -> float:
+        """Of version 1, where accounting is a hierarchy of its own that mirrors the other one."""
+        found = place / "cpuacct.usage"
+        if not found.is_file():
+            found = self._root / "cpuacct" / Path(*place.relative_to(self._root).parts[1:]) / "cpuacct.usage"
+        return int(found.read_text(encoding="ascii")) / 1e9
 
     def refusal(self) -> str | None:
         """Why no diagnosis may be started now, in words; None when one may."""

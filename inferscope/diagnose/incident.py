@@ -148,6 +148,8 @@ def _verdict(context: Context, latency: Latency, findings: Sequence[Finding]) ->
     horizon, failed = context.horizon, ""
     if context.breach.trigger == "error_rate" and horizon.count:
         failed = f"{horizon.errors} of {horizon.count} requests failed ({100 * horizon.errors / horizon.count:.2g} %): the objective on errors is broken. "
+    elif context.breach.trigger not in {"e_detector", "burn_rate", "severe", "manual"}:
+        failed = f"Opened because of {context.breach.told}. "
     return failed + _latency_verdict(context, latency, findings)
 
 
@@ -203,7 +205,7 @@ def _summary(side: Mapping[str, Any]) -> CaptureSummary:
     return CaptureSummary(
         id=str(side["id"]),
         tier=int(side.get("tier") or 1),
-        requests=() if request is None else (int(request),),
+        requests=tuple(int(each) for each in side.get("requests") or (() if request is None else (request,))),
         slow=bool(side.get("slow")),
         events=side.get("events"),
         stall_ms=round(float(stall.get("start") or 0.0) + float(stall.get("stop") or 0.0), 3),
