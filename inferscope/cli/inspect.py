@@ -14,6 +14,7 @@ from inferscope.diagnose.evidence import read_documents, read_json
 from inferscope.diagnose.merging import merge
 from inferscope.errors import EvidenceError
 from inferscope.report.words import milliseconds, number
+from inferscope.types import Breach
 
 if TYPE_CHECKING:
     import argparse
@@ -198,7 +199,10 @@ def _breach_text(breach: dict[str, Any] | None) -> str:
     when = _when(breach.get("detected_unix_ns"))
     if breach.get("trigger") == "manual":
         return f"opened by hand, {when}"
-    share = f"{breach.get('exceeding')} of {breach.get('requests')} requests above {breach.get('threshold_ms')} ms"
+    try:
+        share = Breach(**{name: breach[name] for name in Breach.__dataclass_fields__}).told
+    except (KeyError, TypeError, ValueError):
+        share = f"{breach.get('exceeding')} of {breach.get('requests')} requests above {breach.get('threshold_ms')} ms"
     return f"breach of {breach.get('slo')} on {breach.get('request')}: {share}, by {breach.get('trigger')}, {when}"
 
 

@@ -234,7 +234,7 @@ def test_inspect_shows_all_that_lies_there(ask, directory):
     for words in (
         "closed, intact",
         root_of(path),
-        "9 of 100 requests above 20.0 ms",
+        "9 of 100 requests above 20 ms",
         "s0-r5: slow request 5",
         "stall 1.00 ms",
         "  lock:rules",

@@ -67,7 +67,7 @@ def breach_event(breach: Breach) -> Event:
         name=semconv.EVENT_BREACH,
         time_unix_ns=breach.detected_unix_ns,
         severity=WARN,
-        body=f"{breach.request}: {breach.exceeding} of {breach.requests} requests above {breach.threshold_ms:g} ms ({breach.trigger})",
+        body=f"{breach.request}: {breach.told} ({breach.trigger})",
         attributes=_present(
             {
                 **_objective(breach),
