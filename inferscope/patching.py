@@ -82,6 +82,10 @@ class Ledger:
         self._patches.append(patch)
         return True
 
+    def places(self) -> list[tuple[Any, str]]:
+        """Owner and attribute of every patch, in the order in which they were made."""
+        return [(patch.owner, patch.name) for patch in self._patches]
+
     def undo(self) -> int:
         """Undo everything; returns how many wrappers had to stay, dormant, because somebody patched over them."""
         stayed = 0
