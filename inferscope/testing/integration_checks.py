@@ -17,12 +17,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from inferscope.integration import Integration
 from inferscope.patching import Ledger
 from inferscope.record import core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from inferscope.integration import Integration
 
 __all__ = ["problems"]
 
@@ -54,9 +55,6 @@ def problems(integration: Integration, *, use: Callable[[], Any] | None = None) 
 
 def _declared(integration: Integration) -> Iterator[str]:
     kind = type(integration)
-    if not isinstance(integration, Integration):
-        yield f"{kind.__name__} is no inferscope.integration.Integration"
-        return
     if not integration.name:
         yield f"{kind.__name__}.name is empty: people switch it on by its name"
     low, high = integration.versions
@@ -65,7 +63,8 @@ def _declared(integration: Integration) -> Iterator[str]:
 
 
 def _own(owner: Any, name: str) -> Any:
-    return vars(owner).get(name, _MISSING)
+    own: dict[str, Any] = vars(owner)
+    return own.get(name, _MISSING)
 
 
 def _looks(owner: Any, name: str) -> dict[str, Any]:
