@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import time
+import weakref
 from array import array
 from typing import Any
 
@@ -108,3 +109,47 @@ except ImportError as error:
 """
     said = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True, timeout=30)
     assert said.stdout.startswith("refused: ")
+
+
+def test_one_span_serves_a_stage_after_another_and_two_when_both_are_open():
+    recorder = native.Recorder()
+    first = recorder.stage("a")
+    second = recorder.stage("a")
+    assert first is not second
+    with first, second:
+        pass
+    made = id(first)
+    del first, second
+    with recorder.stage("a") as again:
+        assert id(again) == made
+    for index, kind, labels, *_rest, length in recorder.series():
+        if (kind, labels) == ("stage", ("a",)):
+            assert recorder.read_counts(index, array("q", bytes(8 * length)))[0] == 3
+
+
+def test_a_span_that_was_dropped_inside_ends_when_its_stage_opens_next():
+    now = [0]
+    recorder = native.Recorder(clock=lambda: now[0])
+    with recorder.request("r"):
+        recorder.stage("a").__enter__()
+        now[0] += 5
+        with recorder.stage("a"):
+            now[0] += 7
+        now[0] += 2
+    ((*_, vector, _spans, _trace, _incomplete),) = recorder.drain()
+    assert list(array("q", vector)) == [2, 0, 12]
+    assert recorder.counters()["late_spans"] == 0
+
+
+def test_a_span_may_outlive_its_recorder():
+    recorder = native.Recorder()
+    span = recorder.stage("a")
+    entered = recorder.stage("b")
+    entered.__enter__()
+    alive = weakref.ref(recorder)
+    del recorder
+    assert alive() is None
+    with span as same:
+        assert same is span
+    entered.__exit__(None, None, None)
+    assert (span.name, repr(span), span(len)) == ("", "<inferscope stage ''>", len)

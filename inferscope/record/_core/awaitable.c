@@ -3,8 +3,21 @@
 #include "wrapper.h"
 #include <stddef.h>
 
+enum { FREE_WRAPPED = 64 };
+static Wrapped *free_wrapped[FREE_WRAPPED]; /* of all three types */
+static int free_wrapped_count = 0;
+
+static Wrapped *wrapped_new(PyTypeObject *type) {
+    if (free_wrapped_count == 0)
+        return PyObject_GC_New(Wrapped, type);
+    Wrapped *w = free_wrapped[--free_wrapped_count];
+    Py_SET_TYPE((PyObject *)w, type);
+    revive((PyObject *)w);
+    return w;
+}
+
 PyObject *wrap_result(PyTypeObject *type, PyObject *owner, PyObject *inner) {
-    Wrapped *w = PyObject_GC_New(Wrapped, type);
+    Wrapped *w = wrapped_new(type);
     if (w == NULL) {
         PyErr_Clear();
         return inner;
@@ -56,7 +69,10 @@ static void wrapped_dealloc(PyObject *self) {
     wrapped_drop(w);
     Py_XDECREF(w->inner);
     Py_XDECREF(w->owner);
-    PyObject_GC_Del(self);
+    if (free_wrapped_count < FREE_WRAPPED)
+        free_wrapped[free_wrapped_count++] = w;
+    else
+        PyObject_GC_Del(self);
 }
 
 /* Everything that is not ours is the inner object's: cr_frame, gi_code, __name__, __class__ (so that inspect tells the truth). */
@@ -108,8 +124,18 @@ static PyObject *wrapped_send(PyObject *self, PyObject *arg) {
     return step_result(status, value);
 }
 
+/* tp_iternext: without an exception it means that None was returned, and that spares making a StopIteration. */
+static PyObject *next_result(PySendResult status, PyObject *value) {
+    if (status != PYGEN_RETURN || value != Py_None)
+        return step_result(status, value);
+    Py_DECREF(value);
+    return NULL;
+}
+
 static PyObject *wrapped_next(PyObject *self) {
-    return wrapped_send(self, Py_None);
+    PyObject *value = NULL;
+    PySendResult status = wrapped_am_send(self, Py_None, &value);
+    return next_result(status, value);
 }
 
 static PyObject *call_inner(PyObject *inner, PyObject *method, PyObject *const *args, Py_ssize_t nargs) {
@@ -241,7 +267,9 @@ static PyObject *async_step_send(PyObject *self, PyObject *arg) {
 }
 
 static PyObject *async_step_next(PyObject *self) {
-    return async_step_send(self, Py_None);
+    PyObject *value = NULL;
+    PySendResult status = async_step_am_send(self, Py_None, &value);
+    return next_result(status, value);
 }
 
 static PyObject *async_step_throw(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {

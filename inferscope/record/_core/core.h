@@ -66,6 +66,7 @@ typedef struct {
     PyObject *name;
     Series *series; /* NULL: owns a column only */
     int column;     /* -1: owns a series only */
+    PyObject *spare; /* a span for whoever opens this stage next; see span.c */
 } Def;
 
 typedef struct Request Request;
@@ -410,6 +411,9 @@ void carrier_finish(Request *r);
 static inline int is_carrier(const Request *r) {
     return r->root.def != NULL;
 }
+
+/* span.c */
+void span_orphan(PyObject *spare);
 
 /* entry.c */
 extern PyMethodDef entry_methods[];

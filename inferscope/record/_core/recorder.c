@@ -250,6 +250,19 @@ static PyObject *recorder_record_values(PyObject *self, PyObject *const *args, P
     return PyLong_FromLongLong(took);
 }
 
+/* _read_clock(times) -> ns it took: what the clock alone costs, for the benchmark's floor. */
+static PyObject *recorder_read_clock(PyObject *self, PyObject *times) {
+    long n = PyLong_AsLong(times);
+    if (n == -1 && PyErr_Occurred())
+        return NULL;
+    int64_t start = thread_cpu_ns();
+    volatile int64_t last = 0;
+    for (long i = 0; i < n; i++)
+        last = rec_now((Recorder *)self);
+    (void)last;
+    return PyLong_FromLongLong(thread_cpu_ns() - start);
+}
+
 static PyMethodDef recorder_methods[] = {
     {"stage", recorder_stage, METH_O, "stage($self, name, /)\n--\n\nTime a region: `with recorder.stage(name):` or `@recorder.stage(name)`."},
     {"request", (PyCFunction)(void (*)(void))recorder_request, METH_FASTCALL | METH_KEYWORDS,
@@ -269,6 +282,7 @@ static PyMethodDef recorder_methods[] = {
     {"_stage_of", recorder_stage_of, METH_O, "_stage_of($self, request, /)\n--\n\nInnermost stage of a request."},
     {"_record_values", (PyCFunction)(void (*)(void))recorder_record_values, METH_FASTCALL,
      "_record_values($self, kind, name, values, /)\n--\n\nRecord an int64 buffer in a series; returns the ns it took."},
+    {"_read_clock", recorder_read_clock, METH_O, "_read_clock($self, times, /)\n--\n\nCPU time of so many clock readings, ns."},
     {"_site", (PyCFunction)(void (*)(void))recorder_site, METH_FASTCALL, "_site($self, lock, site, stage, /)\n--\n\nId of a lock site."},
     {"_blame", (PyCFunction)(void (*)(void))recorder_blame, METH_FASTCALL,
      "_blame($self, site_id, wait_ns, hold_ns, /)\n--\n\nCharge a wait to a site; a negative wait only updates its longest hold."},

@@ -342,6 +342,8 @@ void registry_free(Recorder *rec) {
         Py_CLEAR(rec->class_cache[i].cls);
     }
     for (int i = 0; i < rec->def_count; i++) {
+        if (rec->defs[i]->spare != NULL)
+            span_orphan(rec->defs[i]->spare);
         Py_DECREF(rec->defs[i]->kind);
         Py_DECREF(rec->defs[i]->name);
         PyMem_RawFree(rec->defs[i]);

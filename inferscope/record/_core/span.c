@@ -9,7 +9,7 @@
 #include "frame.h"
 #include <stddef.h>
 
-enum { SPAN_NEW, SPAN_ENTERED, SPAN_NESTED }; /* NESTED: entered, and entered again */
+enum { SPAN_NEW, SPAN_ENTERED, SPAN_NESTED, SPAN_ORPHAN }; /* NESTED: entered, and entered again; ORPHAN: outlived its recorder */
 
 typedef struct Span {
     PyObject_HEAD
@@ -18,6 +18,7 @@ typedef struct Span {
     Frame frame;
     struct Span *inner; /* of a NESTED one the innermost re-entry; each knows the one before it as its own `inner` */
     char state;
+    char owns; /* whether `rec` is a reference; not that of a spare, which its recorder owns */
 } Span;
 
 enum { FREE_SPANS = 256 };
@@ -76,6 +77,15 @@ int enter_exit_install(PyTypeObject *type) {
 
 static PyObject *span_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames);
 
+/* Dropped while entered. */
+SLOW_PATH static void span_abandon(Span *s) {
+    int nested = s->state == SPAN_NESTED;
+    s->state = SPAN_NEW;
+    frame_abandon(s->rec, &s->frame);
+    if (nested)
+        Py_CLEAR(s->inner);
+}
+
 static inline PyObject *span_new(Recorder *rec, const Def *def) {
     Span *s;
     if (LIKELY(free_span_count > 0)) {
@@ -91,16 +101,50 @@ static inline PyObject *span_new(Recorder *rec, const Def *def) {
     s->rec = rec;
     s->frame.def = def;
     s->state = SPAN_NEW;
+    s->owns = 1;
     return (PyObject *)s;
 }
 
-/* Recorder.stage(); here so that the compiler can inline span_new(). */
+/* The stage's spare span is on loan while anybody but its Def refers to it: another open span of that name is made anew. What was entered
+ * and dropped without an exit ends now. */
+static PyObject *span_lend(Recorder *rec, Def *def) {
+#ifndef Py_GIL_DISABLED
+    Span *spare = (Span *)def->spare;
+    if (LIKELY(spare != NULL && Py_REFCNT((PyObject *)spare) == 1)) {
+        if (UNLIKELY(spare->state != SPAN_NEW))
+            span_abandon(spare);
+        return Py_NewRef((PyObject *)spare);
+    }
+    PyObject *made = span_new(rec, def);
+    if (spare == NULL && made != NULL) {
+        ((Span *)made)->owns = 0;
+        Py_DECREF(rec);
+        def->spare = Py_NewRef(made);
+    }
+    return made;
+#else
+    return span_new(rec, def);
+#endif
+}
+
+/* Its recorder goes. Whoever still has the span may call it; nothing happens then. */
+void span_orphan(PyObject *spare) {
+    Span *s = (Span *)spare;
+    if (s->state != SPAN_NEW)
+        span_abandon(s);
+    s->state = SPAN_ORPHAN;
+    s->rec = NULL;
+    s->frame.def = NULL;
+    Py_DECREF(spare);
+}
+
+/* Recorder.stage(); here so that the compiler can inline what it calls. */
 PyObject *recorder_stage(PyObject *self, PyObject *name) {
     Recorder *rec = (Recorder *)self;
     if (UNLIKELY(!rec->enabled))
         return Py_NewRef(noop_object);
     Def *def = registry_stage(rec, name);
-    PyObject *span = LIKELY(def != NULL) ? span_new(rec, def) : NULL;
+    PyObject *span = LIKELY(def != NULL) ? span_lend(rec, def) : NULL;
     if (UNLIKELY(span == NULL)) {
         PyErr_Clear();
         return Py_NewRef(noop_object);
@@ -108,18 +152,12 @@ PyObject *recorder_stage(PyObject *self, PyObject *name) {
     return span;
 }
 
-/* Dropped while entered. */
-SLOW_PATH static void span_abandon(Span *s) {
-    frame_abandon(s->rec, &s->frame);
-    if (s->state == SPAN_NESTED)
-        Py_CLEAR(s->inner);
-}
-
 static void span_dealloc(PyObject *self) {
     Span *s = (Span *)self;
-    if (UNLIKELY(s->state != SPAN_NEW))
+    if (UNLIKELY(s->state == SPAN_ENTERED || s->state == SPAN_NESTED))
         span_abandon(s);
-    Py_DECREF(s->rec);
+    if (s->owns)
+        Py_DECREF(s->rec);
     if (LIKELY(free_span_count < FREE_SPANS))
         free_spans[free_span_count++] = s;
     else
@@ -154,7 +192,7 @@ __attribute__((noinline)) static PyObject *span_enter(Span *s) {
     if (LIKELY(s->state == SPAN_NEW)) {
         s->state = SPAN_ENTERED;
         frame_enter(s->rec, &s->frame, HOOK_WITH);
-    } else {
+    } else if (s->state != SPAN_ORPHAN) {
         span_enter_again(s);
     }
     return Py_NewRef((PyObject *)s);
@@ -171,6 +209,8 @@ __attribute__((noinline)) static PyObject *span_leave(Span *s, int error) {
 }
 
 SLOW_PATH static PyObject *span_decorate(Span *s, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    if (n == 1 && kwnames == NULL && s->state == SPAN_ORPHAN)
+        return Py_NewRef(args[0]);
     if (n == 1 && kwnames == NULL)
         return decorate(s->rec, (Def *)s->frame.def, NULL, args[0]);
     PyErr_SetString(PyExc_TypeError, "a stage is a context manager or decorates one function");
@@ -188,13 +228,17 @@ static PyObject *span_vectorcall(PyObject *self, PyObject *const *args, size_t n
     return span_decorate((Span *)self, args, n, kwnames);
 }
 
+static PyObject *span_label(const Span *s) { /* borrowed */
+    return s->frame.def != NULL ? s->frame.def->name : str_empty;
+}
+
 static PyObject *span_repr(PyObject *self) {
-    return PyUnicode_FromFormat("<inferscope stage %R>", ((Span *)self)->frame.def->name);
+    return PyUnicode_FromFormat("<inferscope stage %R>", span_label((Span *)self));
 }
 
 static PyObject *span_name(PyObject *self, void *closure) {
     (void)closure;
-    return Py_NewRef(((Span *)self)->frame.def->name);
+    return Py_NewRef(span_label((Span *)self));
 }
 
 static PyGetSetDef span_getset[] = {{"name", span_name, NULL, "The stage's name.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
