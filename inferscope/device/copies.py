@@ -24,13 +24,14 @@ class CopyTimes:
     """Sums over timed copies by direction and kind; a sink of the harvester."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, bool, bool], list[float]] = {}
+        self._rows: dict[tuple[str, bool, bool, bool], list[float]] = {}
 
     def add(self, span: DeviceSpan) -> None:
         """Count one span, if it is a copy."""
         if span.exec_ns is None or not span.name.startswith(PREFIX):
             return
-        key = (span.name[len(PREFIX) :], bool(span.flags & SpanFlag.PAGEABLE), bool(span.flags & SpanFlag.SYNC))
+        flags = span.flags
+        key = (span.name[len(PREFIX) :], *(bool(flags & bit) for bit in (SpanFlag.PAGEABLE, SpanFlag.SYNC, SpanFlag.IMPLICIT_SYNC)))
         row = self._rows.setdefault(key, [0.0] * 6)
         row[0] += span.weight
         row[1] += span.weight * span.nbytes
@@ -41,12 +42,16 @@ class CopyTimes:
             row[5] += span.weight * span.queue_wait_ns
 
     def evidence(self) -> list[dict[str, Any]]:
-        """Running totals, weighted to all copies; `queue_ns` is None where no start was known, `bytes_per_s` is bytes over transfer time."""
+        """Running totals, weighted to all copies; `queue_ns` is None where no start was known, `bytes_per_s` is bytes over transfer time.
+
+        Values that were read (`implicit`: `item`, `if tensor:`) are rows of their own: their few bytes say nothing of a bandwidth.
+        """
         return [
             {
                 "name": direction,
                 "pageable": pageable,
                 "sync": sync,
+                "implicit": implicit,
                 "count": round(count),
                 "bytes": round(nbytes),
                 "host_ns": round(host),
@@ -54,7 +59,7 @@ class CopyTimes:
                 "queue_ns": round(queued * count / placed) if placed else None,
                 "bytes_per_s": nbytes / transfer * 1e9 if transfer else None,
             }
-            for (direction, pageable, sync), (count, nbytes, host, transfer, placed, queued) in list(self._rows.items())
+            for (direction, pageable, sync, implicit), (count, nbytes, host, transfer, placed, queued) in list(self._rows.items())
         ]
 
     def reset(self) -> None:

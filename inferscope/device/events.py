@@ -33,6 +33,7 @@ ERRORS_TO_OFF: Final = 3
 """Failures in a row after which a device is left alone."""
 UNPROVEN: Final = 16
 """Pending spans that a device may have before its first one was read."""
+_OTHER: Final = Backend(off="not the accelerator of this process")
 _WHOLE: Final = 1 << 32
 _MIX: Final = 2654435761  # Knuth's multiplicative hash: neighbouring request ids spread evenly
 
@@ -283,6 +284,7 @@ class DeviceTimer:
         self.clock = clock
         self.memory = StageMemory(clock)
         self.pin: Callable[[Any], int] | None = None
+        self._host_only: dict[str, int] = {}
 
     def channel(self, device: Any) -> Channel | None:
         """The channel of a device that the application uses, or None: call it only with the device of a tensor that exists.
@@ -295,7 +297,7 @@ class DeviceTimer:
 
     def _open(self, device: Any) -> Channel | None:
         if device.type in BACKENDS and BACKENDS[device.type].off:
-            return None
+            return self._untimed(device.type)
         import torch
 
         api: Any = torch
@@ -303,7 +305,7 @@ class DeviceTimer:
             return self.channel(torch.device(device.type, api._C._accelerator_getDeviceIndex()))  # noqa: SLF001  (4 us less than the public one)
         accelerator = api._C._accelerator_getAccelerator()  # noqa: SLF001
         if accelerator is None or accelerator.type != device.type:
-            return None
+            return self._untimed(device.type)
         with self._lock:
             if not self.channels:
                 atexit.register(self._leave)
@@ -317,6 +319,11 @@ class DeviceTimer:
                     lambda request: 0 if self.pin is None else self.pin(request),
                 )
             return self.channels[device]
+
+    def _untimed(self, kind: str) -> None:
+        """Count a span that has no device half because of the kind of its device."""
+        if kind != "cpu":
+            self._host_only[kind] = self._host_only.get(kind, 0) + 1
 
     def _leave(self) -> None:
         self.enabled = False
@@ -332,7 +339,11 @@ class DeviceTimer:
 
     def status(self) -> dict[str, Any]:
         """State and totals by device."""
-        return {
+        untimed: dict[str, Any] = {
+            kind: {"state": f"off: {BACKENDS.get(kind, _OTHER).off or _OTHER.off}", "host_only": count}
+            for kind, count in list(self._host_only.items())
+        }
+        return untimed | {
             str(device): {
                 "state": f"off: {channel.off}" if channel.off else "on" if channel.proven else "unproven",
                 **channel.counts()._asdict(),

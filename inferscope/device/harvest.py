@@ -341,6 +341,11 @@ class Harvester:
         found = {str(device.channel.device): device.busy.fraction(from_ns, to_ns) for device in self._devices.values()}
         return {name: share for name, share in found.items() if share is not None}
 
+    @property
+    def pending(self) -> int:
+        """Spans that are told of and not delivered."""
+        return sum(len(stream.pending) for device in self._devices.values() for stream in device.streams.values())
+
     def status(self) -> dict[str, Any]:
         """State, totals and clock by device."""
         found = self._timer.status()

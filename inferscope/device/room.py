@@ -17,6 +17,7 @@ from inferscope.device.events import DeviceTimer, timer
 from inferscope.device.harvest import Harvester
 from inferscope.device.memory import AllocatorMonitor, Memory
 from inferscope.device.monitor import Card, DriverMonitor, identity_of, monitor_for
+from inferscope.device.spans import SpanTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["DeviceRoom"]
 
 PERIOD_S: Final = 0.02
+REST_S: Final = 0.2
+"""While nothing is pending."""
 IDLE_S: Final = 1.0
+"""While no device is in use."""
 LOOKS: Final = 900
 """Looks at cards and allocators that are kept: a quarter of an hour."""
 SPANS: Final = 4096
@@ -47,6 +51,8 @@ class DeviceRoom:
         self._started = False
         self.harvester = Harvester(spans_from, recorder)
         self.copies = CopyTimes()
+        self.totals = SpanTimes()
+        self._period_s = PERIOD_S
         self._driver: DriverMonitor | None = None
         self._allocator = AllocatorMonitor(spans_from)
         self._memory: list[Memory] = []
@@ -55,12 +61,12 @@ class DeviceRoom:
         """By device, as the driver calls its card; None where it does not know it."""
         self._looks: deque[tuple[int, tuple[Card, ...], list[Memory]]] = deque(maxlen=LOOKS)
         self._spans: deque[tuple[int, str, int, int, int, int]] = deque(maxlen=SPANS)
-        self.harvester.sinks += [self.copies.add, self._keep]
+        self.harvester.sinks += [self.copies.add, self.totals.add, self._keep]
 
     @property
     def period_s(self) -> float:
         """How long the harvesting thread may wait until it calls again."""
-        return PERIOD_S if self._timer.channels else IDLE_S
+        return self._period_s if self._timer.channels else IDLE_S
 
     def start(self) -> None:
         """Let the integrations take device spans once the application uses a device: a service without one pays nothing."""
@@ -74,7 +80,9 @@ class DeviceRoom:
     def harvest(self, breathe: Callable[[], object] = lambda: None) -> int:
         """Deliver what devices finished; see `Harvester.run_once`."""
         self._wake()
-        return self.harvester.run_once(breathe) if self._timer.enabled else 0
+        delivered = self.harvester.run_once(breathe) if self._timer.enabled else 0
+        self._period_s = PERIOD_S if delivered or self.harvester.pending else min(2 * self._period_s, REST_S)
+        return delivered
 
     def monitor(self) -> None:
         """Read the driver where a device in use has one, and the allocators."""
@@ -126,9 +134,10 @@ class DeviceRoom:
 
         Returns:
             `busy` is device-wide and comes from the driver, else None; `own_spans` is only what this process's timed spans cover, by device: it
-            shows that a card was busy, never that it was idle. `faults` are XID errors of the cards in use. `looks` are [instant, clock Hz by card,
-            reasons of slower clocks by card, allocators' running totals by device], `spans` [request id, name, issue, start, execution, wait in
-            the queue] of the latest requests, ns.
+            shows that a card was busy, never that it was idle. `totals` are of all spans (`SpanTimes.evidence`), `error_ns` is how well a start is
+            known. `faults` are XID errors of the cards in use. `looks` are [instant, clock Hz by card, reasons of slower clocks by card,
+            allocators' running totals by device], `spans` [request id, name, issue, start, execution, wait in the queue] of the latest
+            requests, ns.
         """
         in_use = [uuid for uuid in self._uuids.values() if uuid is not None]
         driver = self._driver
@@ -137,6 +146,8 @@ class DeviceRoom:
             "busy": busy,
             "source": None if driver is None or busy is None else driver.name,
             "own_spans": self.harvester.busy(from_ns, to_ns),
+            "totals": self.totals.evidence(),
+            "error_ns": self.totals.error_bar_ns(),
             "copies": self.copies.evidence(),
             "memory": [row._asdict() for row in self._memory],
             "memory_by_stage": self._timer.memory.evidence(self._memory),
@@ -168,6 +179,7 @@ class DeviceRoom:
         """In a forked child: nothing of the parent's devices is ours."""
         self.harvester.after_fork()
         self.copies.reset()
+        self.totals.reset()
         self._driver, self._started = None, False
         self._memory, self._cards, self._uuids = [], (), {}
         self._looks.clear()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 import weakref
 
 import pytest
@@ -181,6 +185,10 @@ def test_a_backend_without_events_is_host_only(sim) -> None:
     assert timer.channel(torch.device("mps", 0)) is None
     assert timer.channel(torch.device("cuda", 0)) is None  # not this process's accelerator
     assert timer.channels == {}
+    found = timer.status()
+    assert found["mps"] == {"state": "off: reading an event can block on MPS", "host_only": 1}
+    assert found["cuda"] == {"state": "off: not the accelerator of this process", "host_only": 1}
+    assert "cpu" not in found
 
 
 def test_threads_have_their_own_streams(rooms) -> None:
@@ -251,3 +259,40 @@ def test_at_the_end_of_a_process_no_event_is_destroyed(rooms) -> None:
     del rooms.channel
     gc.collect()
     assert rooms.sim.counters().get("events_destroyed", 0) == before
+
+
+def test_a_process_whose_device_is_lost_ends_in_time() -> None:
+    code = """
+        import time, torch
+        from inferscope.testing import accelerator
+        sim = accelerator.load()
+        import inferscope
+        inferscope.configure(service="lost")
+        inferscope.instrument("torch", "copies")
+        net, value = torch.nn.Linear(4, 4).to("sim"), torch.ones(2, 4, device="sim")
+        for _ in range(3):
+            with inferscope.request("predict"):
+                net(value).cpu()
+            time.sleep(0.05)
+        sim.kernel(600_000.0)
+        with inferscope.request("predict"):
+            net(value)  # stands behind ten minutes of work
+        sim.fail("*", times=None, message="SIM error: the card has fallen off the bus")
+        for _ in range(5):
+            try:
+                with inferscope.request("predict"):
+                    net(value).cpu()
+            except RuntimeError as error:
+                assert "fallen off the bus" in str(error)  # the application's own error, unchanged
+            else:
+                raise AssertionError("the application must hear of its device")
+        time.sleep(0.3)
+        state = inferscope.status()["device"]["devices"]["sim:0"]["state"]
+        assert state.startswith("off: 3 calls failed in a row"), state
+        print("done", flush=True)
+    """
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "done\n", done.stderr
+    assert done.returncode == 0
+    assert time.monotonic() - began < 45

@@ -38,6 +38,12 @@ def test_a_room_delivers_evidence_and_stops(sim) -> None:
     assert found["own_spans"]["sim:0"] == pytest.approx(0.5, abs=0.1)
     assert found["memory"][0]["device"] == "sim:0"
     assert found["cards"] == []
+    (row,) = found["totals"]
+    assert (row["device"], row["name"], row["count"], row["errors"]) == ("sim:0", "forward", 8, 0)
+    assert row["exec_ns"] == pytest.approx(8 * 5_000_000, rel=0.01)
+    assert row["queue_ns"] == pytest.approx(8 * 5_000, abs=200_000)
+    assert row["gap_ns"] == pytest.approx(row["gaps"] * 5_000_000, abs=400_000)
+    assert 0 < found["error_ns"] < 30_000
     assert room.status()["devices"]["sim:0"]["delivered"] == 8
     assert room.status()["driver"] == "not asked"
     room.stop()
@@ -46,6 +52,27 @@ def test_a_room_delivers_evidence_and_stops(sim) -> None:
     assert {"device", "device.queue"} <= kinds
     room.after_fork()
     assert room.status()["devices"] == {}
+
+
+def test_the_harvester_rests_while_nothing_is_pending(sim) -> None:
+    room = DeviceRoom(core.Recorder(), DeviceTimer(clock=sim.now_ns))
+    sim.configure(call_us=0.3)
+    sim.virtual_clock()
+    room.start()
+    channel = room._timer.channel(torch.device("sim", 0))
+    seen = []
+    for _ in range(6):
+        room.harvest()
+        seen.append(room.period_s)
+    assert seen == sorted(seen)
+    assert seen[-1] == 0.2
+    started = channel.begin(None)
+    sim.kernel(50.0)
+    channel.end(started, "forward")
+    room.harvest()
+    assert room.period_s == 0.02  # something is pending
+    sim.advance_ms(60.0)
+    assert room.harvest() == 1
 
 
 def test_a_service_without_a_device_pays_nothing(monkeypatch) -> None:
