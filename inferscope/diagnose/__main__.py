@@ -61,12 +61,15 @@ def main(arguments: list[str]) -> int:
     limit_self()
     with suppress(ValueError):
         pace_self(float(os.environ.get(_SHARE, "1")))
+    from inferscope.diagnose import profiles
     from inferscope.diagnose.incident import load_directory, save
     from inferscope.errors import EvidenceError
 
     directory = Path(arguments[0])
     try:
         save(load_directory(directory), directory)
+        with suppress(EvidenceError, OSError):  # the diagnosis stands without them
+            profiles.write(directory)
     except EvidenceError as error:
         sys.stderr.write(f"{error}\n")
         return 1

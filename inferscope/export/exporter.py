@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import semconv
-from inferscope.export.otlp import jsonlines
+from inferscope.export.otlp import jsonlines, profiles
 from inferscope.export.otlp.metrics import DeltaTracker, ExportBatch, SeriesBuilder, encode
 from inferscope.export.otlp.series import CUMULATIVE, DELTA, Slices, Total
 from inferscope.export.otlp.target import TIMEOUT_S, delta_preferred, resolve
@@ -38,6 +38,9 @@ __all__ = ["EVENT_LIMIT", "Exporter"]
 
 EVENT_LIMIT: Final = 512
 """Events that wait for delivery; beyond it the oldest is dropped and counted (the ring and the index have it)."""
+
+PROFILES_LIMIT: Final = 4
+"""Incidents whose profiles wait for delivery; they lie in the incident as pprof files in any case."""
 
 SHUTDOWN_S: Final = 1.0
 _LAST_DELIVERY: Final = 0.85
@@ -80,7 +83,7 @@ class Exporter:
         self._files = threading.Lock()
         self._senders: dict[str, Sender] = {}
         self._untaken: dict[str, str] = {}
-        for signal in ("logs", "traces", "metrics"):
+        for signal in ("logs", "traces", "metrics", *(("profiles",) if profiles.wanted(environ) else ())):
             with guard("export"):
                 target = resolve(signal, endpoint=endpoint, protocol=protocol, headers=headers, environ=environ)
                 if target is not None:
@@ -102,6 +105,7 @@ class Exporter:
         self._batch: ExportBatch | None = None
         self._events: collections.deque[Event] = collections.deque()
         self._unkept: collections.deque[Event] = collections.deque()
+        self._profiles: collections.deque[bytes] = collections.deque(maxlen=PROFILES_LIMIT)
         self._samples = Samples()
         self._settle(directory)
         self._dropped: collections.Counter[str] = collections.Counter()
@@ -154,6 +158,12 @@ class Exporter:
             if len(self._events) > EVENT_LIMIT:
                 self._drop_oldest(self._events, "event_sent")
 
+    def profile(self, folded: Sequence[Mapping[str, Any]], incident: str, reason: str) -> None:
+        """Put down the profiles of an incident, where a receiver takes them; encoded here, on the caller's thread, in slices."""
+        if folded and "profiles" in self._senders:
+            with guard("export.profiles"):
+                self._profiles.append(profiles.profiles_request(folded, self._resource, incident, reason, Slices()))
+
     def _drop_oldest(self, queue: collections.deque[Event], reason: str) -> None:
         with contextlib.suppress(IndexError):
             queue.popleft()
@@ -195,6 +205,7 @@ class Exporter:
             self._undelivered = not self._send_metrics(series, batch, deadline, slices, force=force)
             slices.rest()
         delivered = self._send_traces(deadline, force=force) and delivered
+        self._send_profiles(deadline, force=force)
         return delivered and not self._undelivered
 
     def _take_samples(self, slices: Slices) -> tuple[list[bytes], dict[tuple[str, ...], tuple[Exemplar, ...]]]:
@@ -260,6 +271,17 @@ class Exporter:
         with guard("export.traces"):
             return self._samples.deliver(sender, self._resource, lambda: deadline - time.monotonic(), force=force) or self._give_up(sender)
         return False
+
+    def _send_profiles(self, deadline: float, *, force: bool) -> None:
+        sender = self._senders.get("profiles")
+        while sender is not None and self._profiles:
+            outcome = sender.send(self._profiles[0], deadline - time.monotonic(), force=force)
+            if outcome not in {Outcome.SENT, Outcome.REJECTED}:
+                return
+            self._profiles.popleft()
+            if outcome is Outcome.REJECTED:
+                self._dropped["profile_rejected"] += 1
+                self._give_up(sender)
 
     def _give_up(self, sender: Sender) -> bool:
         """Stop sending a signal that the receiver does not know: many take metrics alone, and what it would refuse is kept on disk."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inferscope import guard, integration, semconv
 from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
 from inferscope.diagnose.incident import load as load_incident
+from inferscope.diagnose.profiles import read as read_profiles
 from inferscope.export import (
     Bands,
     ExportBatch,
@@ -168,6 +169,7 @@ class Outlet:
         self._rooms.trigger.note_cause(breach.slo, f"{breach.request}:{causes}", breach.trigger)
         if exporter is not None:
             exporter.event(incident_event(incident, digest))
+            exporter.profile(read_profiles(directory), incident.id, breach.trigger)
             for kept in incident.captures:
                 exporter.event(capture_event(kept, incident.id, now_ns() + unix_offset_ns(), breach.trigger))
 

@@ -146,6 +146,12 @@ class OtlpReceiver:
         spans = [span for request in self.requests("/v1/traces") for span in trace_spans(request.body)]
         return [span for span in spans if name is None or span.name == name]
 
+    def profiles(self) -> list[Any]:
+        """Requests of the development signal for profiles, parsed, oldest first; needs opentelemetry-proto 1.45."""
+        from inferscope.export.otlp.profiles import parsed
+
+        return [parsed(request.body) for request in self.requests("/v1development/profiles")]
+
     def last(self, name: str, **attributes: Any) -> ReceivedPoint:
         """The newest point of a metric; keywords are attributes with `__` for dots.
 

@@ -18,6 +18,7 @@ __all__ = ["GrpcWire"]
 _METHODS: Final = {
     "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
     "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+    "profiles": "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export",
     "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
 }
 _RETRYABLE: Final = frozenset(

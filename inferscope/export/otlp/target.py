@@ -31,7 +31,7 @@ class Target:
     """One signal's receiver."""
 
     signal: str
-    """`metrics`, `logs` or `traces`."""
+    """`metrics`, `logs`, `traces` or `profiles`."""
     protocol: str
     endpoint: str
     """The full URL for HTTP, `host:port` (or a gRPC target) for gRPC."""
@@ -71,7 +71,7 @@ def resolve(
     """The receiver of a signal, or None when there is none.
 
     Args:
-        signal: `metrics`, `logs` or `traces`.
+        signal: `metrics`, `logs`, `traces` or `profiles`.
         endpoint: A base URL, as in OTEL_EXPORTER_OTLP_ENDPOINT; a trailing `/v1/<signal>` is taken off.
         protocol: `http/protobuf` or `grpc`; without one, port 4317 means gRPC and anything else HTTP.
         headers: Added to those of the environment, and stronger.
@@ -152,7 +152,8 @@ def _protocol(keyword: str | None, variables: _Environment, base: str) -> str:
 def _http_url(base: str, signal: str, *, verbatim: bool) -> str:
     if verbatim:
         return base if urlsplit(base).path else f"{base}/"
-    return f"{base.rstrip('/').removesuffix(f'/v1/{signal}')}/v1/{signal}"
+    path = "/v1development/profiles" if signal == "profiles" else f"/v1/{signal}"
+    return f"{base.rstrip('/').removesuffix(path)}{path}"
 
 
 def _grpc_target(base: str) -> str:
