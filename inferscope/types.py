@@ -272,31 +272,9 @@ class Breach:
     """Requests judged between onset and detection."""
     exceeding: int
     trigger: str
-    """`e_detector`, `burn_rate` or `severe` for latency; `error_rate`, `jitter`, `throughput`, `gpu_memory`; `lock_wait`, `gc_pause`,
-    `device_idle`, `memory_headroom`, `throughput_drop`, `predicate`; or `manual`."""
+    """`e_detector`, `burn_rate` or `severe` for latency; else a key of `triggers.told`."""
     statistic: float
-    """Evidence for a share; for a level the value that was judged last."""
     design_effect: float
-
-    @property
-    def told(self) -> str:
-        """What was seen, in words."""
-        seconds = f"{self.exceeding} of {self.requests} seconds"
-        of = f"{self.exceeding} of {self.requests} requests"
-        words = {
-            "error_rate": f"{of} failed",
-            "jitter": f"{of} too far above the median",
-            "throughput": f"{self.statistic:.4g} items a second while requests waited",
-            "throughput_drop": f"down to {self.statistic:.4g} items a second while requests waited",
-            "gpu_memory": f"device memory at {self.statistic:.4g}" + (" of 1" if self.statistic <= 1 else " bytes"),
-            "lock_wait": f"waits for a lock of up to {self.statistic:.4g} ms in {seconds}",
-            "gc_pause": f"garbage collections of up to {self.statistic:.4g} ms in {seconds}",
-            "device_idle": f"the device was busy {100 * self.statistic:.3g} % of the time while requests waited",
-            "memory_headroom": f"{100 * self.statistic:.3g} % of the memory free",
-            "predicate": f"the service's own predicate held in {seconds}",
-            "manual": "asked for",
-        }
-        return words.get(self.trigger, f"{of} above {self.threshold_ms:g} ms")
 
 
 @dataclass(frozen=True, slots=True)

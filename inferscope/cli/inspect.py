@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from inferscope.capture.bundle import verify
 from inferscope.capture.chain import hash_file, manifest_numbers
+from inferscope.capture.retention import pinned
+from inferscope.capture.schema import document, unlisted
 from inferscope.cli.asking import whole
 from inferscope.cli.output import emit, find_incident, state_argument
 from inferscope.diagnose.evidence import read_documents, read_json
 from inferscope.diagnose.merging import merge
 from inferscope.errors import EvidenceError
 from inferscope.report.words import milliseconds, number
+from inferscope.triggers import told
 from inferscope.types import Breach
 
 if TYPE_CHECKING:
@@ -26,11 +29,15 @@ HELP = (
     "Show what lies in an incident (its id, the beginning of it, or a directory; default the newest). Exit status 1 when it is not intact."
 )
 
+_STACKS = 5
+_FRAMES = 6
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this verb."""
     state_argument(parser)
     parser.add_argument("incident", nargs="?", metavar="ID|DIR", help="an incident")
+    parser.add_argument("--schema", action="store_true", help="say instead what an incident may hold, field by field, with classes of data")
     parser.add_argument(
         "--slowest", type=whole(0, 32), default=3, metavar="N", help="of how many slow requests to show the spans (default 3)"
     )
@@ -95,6 +102,16 @@ def _captures(path: Path) -> list[dict[str, Any]]:
         "trace",
         "torch",
         "truncated",
+        "shapes",
+        "stacks",
+        "scrubbed",
+        "gil_gap_ms",
+        "device",
+        "device_reason",
+        "kernels",
+        "lost",
+        "window",
+        "requests",
     )
     found: list[dict[str, Any]] = []
     for side in sorted((path / "captures").glob("*.json")):
@@ -137,6 +154,21 @@ def _slowest(path: Path, request: str, wanted: int) -> tuple[list[dict[str, Any]
         return [], f"the evidence is damaged ({type(error).__name__})"
 
 
+def _stacks(path: Path) -> list[dict[str, Any]]:
+    """The most frequent stacks of late requests, those of all workers."""
+    found: list[dict[str, Any]] = []
+    for place in sorted(path.glob("stacks-*.json")):
+        try:
+            held = read_json(place)
+        except EvidenceError as error:
+            found.append({"problem": str(error)})
+            continue
+        if held.get("reason"):
+            found.append({"problem": str(held["reason"])})
+        found += _rows(held.get("stacks"))[:_STACKS]
+    return found
+
+
 def inspect(path: Path, slowest: int) -> dict[str, Any]:
     """Everything that lies in an incident, as JSON types.
 
@@ -162,6 +194,9 @@ def inspect(path: Path, slowest: int) -> dict[str, Any]:
         "captures": _captures(path),
         "slowest": slow,
         "slowest_missing": missing,
+        "stacks": _stacks(path),
+        "pinned": pinned(path),
+        "unlisted_fields": unlisted(path),
     }
 
 
@@ -179,7 +214,10 @@ def _capture_text(row: dict[str, Any]) -> str:
     stall = sum(value for value in _table(row["stall_ms"]).values() if isinstance(value, (int, float)))
     kind = "slow" if row["slow"] else "healthy"
     region = _table(row["region"]).get("name", "n/a")
-    return f"  {row['id']}: {kind} request {row['request_id']}, {_ms(row['wall_ns'])}, {row['events']} events of {region}, stall {number(stall)} ms"
+    what = f"{kind} request {row['request_id']}" if row["window"] is None else f"window of {len(row['threads'] or ())} threads, {kind}"
+    of = f" of {region}" if row["window"] is None else ""
+    without = f", GPU left out: {row['device_reason']}" if row["device_reason"] else ""
+    return f"  {row['id']}: {what}, {_ms(row['wall_ns'])}, {row['events']} events{of}, stall {number(stall)} ms{without}"
 
 
 def _spans_text(slow: dict[str, Any]) -> list[str]:
@@ -193,6 +231,13 @@ def _spans_text(slow: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _stack_text(row: dict[str, Any]) -> str:
+    if "problem" in row:
+        return f"  {row['problem']}"
+    frames = [f"{frame[0]} ({frame[1]}:{frame[2]})" for frame in row.get("frames", []) if isinstance(frame, list) and len(frame) == 3]
+    return f"  {row.get('samples')} samples in {row.get('stage') or 'no stage'}: {' < '.join(frames[:_FRAMES])}"
+
+
 def _breach_text(breach: dict[str, Any] | None) -> str:
     if breach is None:
         return "breach: breach.json cannot be read"
@@ -200,7 +245,7 @@ def _breach_text(breach: dict[str, Any] | None) -> str:
     if breach.get("trigger") == "manual":
         return f"opened by hand, {when}"
     try:
-        share = Breach(**{name: breach[name] for name in Breach.__dataclass_fields__}).told
+        share = told(Breach(**{name: breach[name] for name in Breach.__dataclass_fields__}))
     except (KeyError, TypeError, ValueError):
         share = f"{breach.get('exceeding')} of {breach.get('requests')} requests above {breach.get('threshold_ms')} ms"
     return f"breach of {breach.get('slo')} on {breach.get('request')}: {share}, by {breach.get('trigger')}, {when}"
@@ -223,11 +268,24 @@ def _text(value: dict[str, Any]) -> str:
     lines += ["captures", *map(_capture_text, value["captures"])] if value["captures"] else ["captures: none"]
     lines += [f"slowest requests: {value['slowest_missing']}"] if value["slowest_missing"] else ["slowest requests"]
     lines += [line for slow in value["slowest"] for line in _spans_text(slow)]
+    lines += ["stacks of late requests, innermost first", *map(_stack_text, value["stacks"])] if value["stacks"] else []
+    lines += [f"pinned: {value['pinned'].get('reason', 'no reason')}"] if value["pinned"] is not None else []
+    lines += (
+        ["fields that the schema does not know", *(f"  {field}" for field in value["unlisted_fields"])] if value["unlisted_fields"] else []
+    )
     return "\n".join(lines)
+
+
+def _schema_text(known: dict[str, Any]) -> str:
+    lines = ["classes of data", *(f"  {name:<8} {meaning}" for name, meaning in known["classes"].items()), "strings (numbers are measures)"]
+    return "\n".join(lines + [f"  {row['class']:<8} {row['artefact']:<24} {row['field']}" for row in known["strings"]])
 
 
 def run(options: argparse.Namespace) -> int:
     """Show it; 1 when it is not intact."""
+    if options.schema:
+        emit(options, document(), _schema_text(document()))
+        return 0
     value = inspect(find_incident(options), options.slowest)
     emit(options, json.loads(json.dumps(value)), _text(value))
     return 1 if value["problems"] else 0

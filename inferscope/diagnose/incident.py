@@ -18,6 +18,7 @@ from inferscope.diagnose.trace import StageSpan, TraceSummary, read_trace
 from inferscope.diagnose.waits import divide
 from inferscope.diagnose.whatif import plan
 from inferscope.errors import EvidenceError
+from inferscope.triggers import LATENCY, told
 from inferscope.types import Breach, CaptureSummary, Evidence, Finding, Incident, Latency, Share, WhatIf
 
 if TYPE_CHECKING:
@@ -148,8 +149,8 @@ def _verdict(context: Context, latency: Latency, findings: Sequence[Finding]) ->
     horizon, failed = context.horizon, ""
     if context.breach.trigger == "error_rate" and horizon.count:
         failed = f"{horizon.errors} of {horizon.count} requests failed ({100 * horizon.errors / horizon.count:.2g} %): the objective on errors is broken. "
-    elif context.breach.trigger not in {"e_detector", "burn_rate", "severe", "manual"}:
-        failed = f"Opened because of {context.breach.told}. "
+    elif context.breach.trigger not in {*LATENCY, "manual"}:
+        failed = f"Opened because of {told(context.breach)}. "
     return failed + _latency_verdict(context, latency, findings)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import semconv
 from inferscope.clock import NS_PER_MS
+from inferscope.triggers import told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,7 +68,7 @@ def breach_event(breach: Breach) -> Event:
         name=semconv.EVENT_BREACH,
         time_unix_ns=breach.detected_unix_ns,
         severity=WARN,
-        body=f"{breach.request}: {breach.told} ({breach.trigger})",
+        body=f"{breach.request}: {told(breach)} ({breach.trigger})",
         attributes=_present(
             {
                 **_objective(breach),
