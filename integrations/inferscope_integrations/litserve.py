@@ -1,0 +1,292 @@
+"""LitServe: the wait for a worker process, the forming of a batch, and what the worker did, in the request that waited for it.
+
+The HTTP side of LitServe and the code that decodes, predicts and encodes run in different processes. The worker packs the spans of its
+work (a carrier) and sends them to the API process by a datagram socket that only this user can open, before LitServe's own answer goes its
+way: what LitServe sends is not touched, and where one of the two processes is not instrumented the datagrams go nowhere.
+
+| what | where |
+|---|---|
+| `queue:litserve` | from the hand-over to the worker's queue until a worker took it |
+| `queue:batch` | until the batch was complete |
+| `decode`, `predict`, `encode` | LitServe's own callbacks before and after each |
+
+Loops that run on asyncio interleave requests and streams end after their handler: their worker's spans count in the worker's series only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import multiprocessing.util
+import os
+import socket
+import stat
+import struct
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from inferscope.clock import now_ns
+from inferscope.guard import guard
+from inferscope.integration import Integration, record_wait, recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from inferscope.patching import Ledger, Patch
+
+__all__ = ["LitServeIntegration"]
+
+_QUEUE: Final = "litserve"
+_FORMING: Final = "batch"
+_STAGES: Final = {"on_before_decode_request": "decode", "on_before_predict": "predict", "on_before_encode_response": "encode"}
+_ENDS: Final = {"on_after_decode_request", "on_after_predict", "on_after_encode_response"}
+_LARGEST: Final = 16384
+"""Bytes of a datagram: 64 spans and their names take a quarter of it."""
+_WAITING: Final = 1024
+_START: Final = struct.Struct("<q")
+
+
+def _directory() -> Path:
+    """Where both sides look: named after the process that started them, which is this one where the API runs on threads."""
+    parent = multiprocessing.parent_process()
+    return Path(tempfile.gettempdir(), f"inferscope-litserve-{os.getuid()}-{os.getpid() if parent is None else parent.pid}")
+
+
+def _ours(path: Path) -> bool:
+    """Whether a directory is this user's and nobody else's."""
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+class _Inbox:
+    """Receives what workers packed, in an API process.
+
+    Args:
+        number: The response queue of this process, which is how LitServe's workers know it.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.pid = os.getpid()
+        self.waiting: dict[str, tuple[Any, int]] = {}
+        folder = _directory()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not _ours(folder):
+            message = f"{folder} is not this user's own"
+            raise PermissionError(message)
+        self._path = folder / f"{number}.sock"
+        self._path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._socket.bind(str(self._path))
+        multiprocessing.util.Finalize(None, self.close, exitpriority=-2)  # processes of multiprocessing run no exit handlers
+
+    def close(self) -> None:
+        """Take the socket's name away; the directory goes with the last one."""
+        if os.getpid() == self.pid:
+            self._socket.close()
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+                self._path.parent.rmdir()
+
+    def collect(self) -> None:
+        """Hang what has arrived into the requests that waited for it."""
+        while True:
+            try:
+                data = self._socket.recv(_LARGEST)
+            except OSError:
+                break
+            head, _, spans = data.partition(b"\n")
+            uid, pid, columns, truncated = json.loads(head)
+            request, submitted_ns = self.waiting.pop(uid, (None, 0))
+            if request is not None:
+                began_ns = _START.unpack_from(spans)[0]
+                recorder().interval("queue", _QUEUE, submitted_ns, began_ns, request=request)
+                recorder().splice((pid, tuple((kind, name) for kind, name in columns), spans, bool(truncated)), request)
+        if len(self.waiting) > _WAITING:  # requests that ended without an answer
+            self.waiting = {uid: entry for uid, entry in self.waiting.items() if entry[0].open}
+
+
+class _Work:
+    """What a worker is doing: one request, or one batch."""
+
+    def __init__(self) -> None:
+        self.uids: dict[str, int] = {}
+        self.stage: Any = None
+        self.started = False
+        self.packed: Any = None
+        self.carrier = recorder().carrier(_QUEUE)
+        self.carrier.__enter__()
+        self.began_ns = now_ns()
+
+    def begin(self, stage: str) -> None:
+        """A step begins; the first one ends the forming of the batch."""
+        if not self.started and len(self.uids) > 1:
+            record_wait(_FORMING, self.began_ns, now_ns())
+        self.started = True
+        self.end()
+        self.stage = recorder().stage(stage)
+        self.stage.__enter__()
+
+    def end(self) -> None:
+        """The step is over, if one runs."""
+        running, self.stage = self.stage, None
+        if running is not None:
+            running.__exit__(None, None, None)
+
+    def close(self) -> None:
+        """All is done that the requests waited for."""
+        self.end()
+        carrier, self.carrier = self.carrier, None
+        if carrier is not None:
+            carrier.__exit__(None, None, None)
+            self.packed = carrier.packed
+
+
+class _Outbox:
+    """Follows a worker's loop and sends what it packed."""
+
+    def __init__(self) -> None:
+        self.work: _Work | None = None
+        self._socket: socket.socket | None = None
+
+    def taken(self, uid: str, number: int) -> None:
+        """A worker took a request off the queue."""
+        if self.work is None:
+            self.work = _Work()
+        self.work.uids[uid] = number
+
+    def answered(self, uid: str) -> None:
+        """A request's answer is about to leave."""
+        work = self.work
+        number = None if work is None else work.uids.pop(uid, None)
+        if work is None or number is None:
+            return
+        if work.started:
+            work.close()
+            self._send(uid, number, work.packed)
+        if not work.uids:
+            work.close()
+            self.work = None
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        opened, self._socket, self.work = self._socket, None, None
+        if opened is not None:
+            opened.close()
+
+    def _send(self, uid: str, number: int, packed: Any) -> None:
+        if packed is None:
+            return
+        pid, columns, spans, truncated = packed
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        folder = _directory()
+        with contextlib.suppress(OSError):  # nobody listens, or is too slow to
+            if _ours(folder):
+                data = json.dumps([uid, pid, columns, truncated]).encode() + b"\n" + spans
+                self._socket.sendto(data, str(folder / f"{number}.sock"))
+
+
+def _interleaved() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class LitServeIntegration(Integration):
+    """Both sides of LitServe; which of them a process is shows itself."""
+
+    name: ClassVar[str] = "litserve"
+    target: ClassVar[str] = "litserve"
+    distribution: ClassVar[str] = "litserve"
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 2, 8), None)
+
+    def __init__(self) -> None:
+        self._inboxes: dict[int, _Inbox] = {}
+        self._outbox = _Outbox()
+
+    def patch(self, ledger: Ledger) -> None:
+        """Replace where requests are handed over and waited for, and where a worker's loop takes, calls back and answers."""
+        from litserve.callbacks.base import CallbackRunner
+        from litserve.loops.base import LitLoop
+        from litserve.server import BaseRequestHandler, RegularRequestHandler
+
+        ledger.replace(BaseRequestHandler, "_submit_request", self._submit)
+        ledger.replace(RegularRequestHandler, "handle_request", self._handle)
+        ledger.replace(LitLoop, "put_response", self._put)
+        ledger.replace(CallbackRunner, "trigger_event", self._event)
+
+    def unpatch(self) -> None:
+        """Close what was opened."""
+        for inbox in self._inboxes.values():
+            inbox.close()
+        self._inboxes = {}
+        self._outbox.close()
+
+    def _inbox(self, number: int) -> _Inbox:
+        inbox = self._inboxes.get(number)
+        if inbox is None or inbox.pid != os.getpid():
+            inbox = self._inboxes[number] = _Inbox(number)
+        return inbox
+
+    def _submit(self, original: Any, patch: Patch) -> Callable[..., Any]:
+        async def _submit_request(handler: Any, payload: Any) -> Any:
+            request = recorder().current() if patch.active else None
+            if request is None:
+                return await original(handler, payload)
+            inbox, submitted_ns = None, now_ns()
+            with guard("litserve"):
+                inbox = self._inbox(handler.server.app.response_queue_id)  # before the worker can answer
+            answer = await original(handler, payload)
+            if inbox is not None:
+                inbox.waiting[answer[0]] = (request, submitted_ns)
+            return answer
+
+        return _submit_request
+
+    def _handle(self, original: Any, patch: Patch) -> Callable[..., Any]:
+        async def handle_request(handler: Any, request: Any, request_type: Any) -> Any:
+            try:
+                return await original(handler, request, request_type)
+            finally:
+                if patch.active:
+                    with guard("litserve"):
+                        for inbox in list(self._inboxes.values()):
+                            inbox.collect()
+
+        return handle_request
+
+    def _put(self, original: Any, patch: Patch) -> Callable[..., Any]:
+        def put_response(
+            loop: Any, transport: Any, response_queue_id: int, uid: str, response_data: Any, status: Any, response_type: Any
+        ) -> Any:
+            if patch.active and not _interleaved():
+                with guard("litserve"):
+                    regular = getattr(response_type, "value", None) == "REGULAR"
+                    if status != "START":
+                        if regular or status in {"ERROR", "FINISH_STREAMING"}:
+                            self._outbox.answered(uid)
+                    elif regular:
+                        self._outbox.taken(uid, response_queue_id)
+            return original(loop, transport, response_queue_id, uid, response_data, status, response_type)
+
+        return put_response
+
+    def _event(self, original: Any, patch: Patch) -> Callable[..., Any]:
+        def trigger_event(runner: Any, event_name: str, *args: Any, **kwargs: Any) -> Any:
+            work = self._outbox.work
+            if work is None or not patch.active or _interleaved():
+                return original(runner, event_name, *args, **kwargs)
+            if event_name in _ENDS:
+                with guard("litserve"):
+                    work.end()
+            result = original(runner, event_name, *args, **kwargs)
+            if event_name in _STAGES:
+                with guard("litserve"):
+                    work.begin(_STAGES[event_name])
+            return result
+
+        return trigger_event
