@@ -30,8 +30,8 @@ class CopyTimes:
         """Count one span, if it is a copy."""
         if span.exec_ns is None or not span.name.startswith(PREFIX):
             return
-        flags = span.flags
-        key = (span.name[len(PREFIX) :], *(bool(flags & bit) for bit in (SpanFlag.PAGEABLE, SpanFlag.SYNC, SpanFlag.IMPLICIT_SYNC)))
+        pageable, sync, implicit = (bool(span.flags & bit) for bit in (SpanFlag.PAGEABLE, SpanFlag.SYNC, SpanFlag.IMPLICIT_SYNC))
+        key = (span.name[len(PREFIX) :], pageable, sync, implicit)
         row = self._rows.setdefault(key, [0.0] * 6)
         row[0] += span.weight
         row[1] += span.weight * span.nbytes

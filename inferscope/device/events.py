@@ -297,7 +297,8 @@ class DeviceTimer:
 
     def _open(self, device: Any) -> Channel | None:
         if device.type in BACKENDS and BACKENDS[device.type].off:
-            return self._untimed(device.type)
+            self._untimed(device.type)
+            return None
         import torch
 
         api: Any = torch
@@ -305,7 +306,8 @@ class DeviceTimer:
             return self.channel(torch.device(device.type, api._C._accelerator_getDeviceIndex()))  # noqa: SLF001  (4 us less than the public one)
         accelerator = api._C._accelerator_getAccelerator()  # noqa: SLF001
         if accelerator is None or accelerator.type != device.type:
-            return self._untimed(device.type)
+            self._untimed(device.type)
+            return None
         with self._lock:
             if not self.channels:
                 atexit.register(self._leave)
