@@ -11,6 +11,7 @@ import pytest
 from inferscope import semconv
 from inferscope.export.otlp.traces import KEEP
 from inferscope.export.prometheus import metric_name
+from inferscope.settings import KEYS
 
 yaml = pytest.importorskip("yaml")
 ASSETS = Path(__file__).parents[2] / "integrations"
@@ -115,3 +116,34 @@ def test_the_collector_keeps_what_inferscope_chose():
     first = config["processors"]["tail_sampling"]["policies"][0]
     assert first["type"] == "boolean_attribute"
     assert first["boolean_attribute"] == {"key": KEEP, "value": True}
+
+
+@pytest.mark.parametrize("store", ["victoriametrics.yaml", "clickhouse.yaml"])
+def test_another_store_replaces_the_pipeline_of_metrics_alone(store):
+    base = yaml.safe_load((ASSETS / "otel-collector" / "config.yaml").read_text())
+    other = yaml.safe_load((ASSETS / "otel-collector" / store).read_text())
+    (pipeline,) = other["service"]["pipelines"].values()
+    assert set(other["service"]["pipelines"]) == {"metrics"}
+    assert pipeline["exporters"] == list(other["exporters"])
+    assert set(pipeline["receivers"]) <= set(base["receivers"])
+    assert set(pipeline["processors"]) <= set(base["processors"])
+
+
+@pytest.mark.parametrize("name", ["sidecar.yaml", "daemonset.yaml"])
+def test_manifests_name_settings_that_exist_and_volumes_that_they_mount(name):
+    config = (ASSETS / "otel-collector" / "config.yaml").read_text()
+    for document in yaml.safe_load_all((ASSETS / "kubernetes" / name).read_text()):
+        spec = document["spec"]["template"]["spec"]
+        assert document["spec"]["selector"]["matchLabels"] == document["spec"]["template"]["metadata"]["labels"]
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        for container in spec["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+            defined: set[str] = set()
+            for variable in container["env"]:
+                assert set(re.findall(r"\$\((\w+)\)", str(variable.get("value", "")))) <= defined, "used before it is defined"
+                defined.add(variable["name"])
+                if variable["name"].startswith("INFERSCOPE_"):
+                    key = variable["name"].removeprefix("INFERSCOPE_").lower()
+                    KEYS[key][0](variable["value"])
+                if container["name"] == "collector":
+                    assert f"${{env:{variable['name']}" in config

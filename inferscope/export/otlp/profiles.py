@@ -101,7 +101,8 @@ def profiles_request(
             profile_id=hashlib.blake2b(f"{incident}/{each['kind']}/{each.get('capture')}/{len(held)}".encode(), digest_size=16).digest(),
             attribute_indices=attributes,
         )
-        for places, value in each["stacks"]:
+        rows: list[tuple[list[int], int]] = each["stacks"]
+        for places, value in rows:
             index = stack(tuple(frames[place] for place in places))
             profile.samples.append(pb.Sample(stack_index=index, link_index=linked, values=[int(value)]))
             slices.step()
