@@ -25,9 +25,9 @@ _OLDEST_S: Final = 3600.0
 
 def _published_ns(task: Any) -> int | None:
     """When the message was sent, on the clock of `time.perf_counter_ns`; None when that is not known."""
-    request = getattr(task, "request", None)
-    headers = getattr(request, "headers", None) or {}
-    sent = headers.get(HEADER, getattr(request, HEADER, None))
+    request: Any = getattr(task, "request", None)
+    headers: dict[str, Any] = getattr(request, "headers", None) or {}
+    sent: Any = headers.get(HEADER, getattr(request, HEADER, None))
     if not isinstance(sent, (int, float)):
         return None
     age = time.time() - sent
