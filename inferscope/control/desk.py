@@ -6,7 +6,7 @@ import collections
 import math
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import guard
@@ -72,7 +72,8 @@ class _Ticket:
 
 def _identity(request: Request) -> tuple[str, dict[str, Any]]:
     """What makes two requests the same; whoever asks again may wait for longer."""
-    return request.op, {name: value for name, value in request.args.items() if name != "expires_unix_s"}
+    args = {name: value for name, value in request.args.items() if name != "expires_unix_s"}
+    return request.op, asdict(Wanted(**args)) if request.op == "capture" else args
 
 
 class Desk:
