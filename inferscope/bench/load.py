@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["FASTEST", "MOST_ARRIVALS", "LoadPlan", "LoadResult", "arrivals", "generate", "main", "measure"]
 
 _HASTE: Final = -10
-FASTEST: Final = 30_000
+FASTEST: Final = 100_000
 """Requests a second that this generator can't reach: so many are prepared for a closed loop without a limit of its own."""
 MOST_REQUESTS: Final = 1_000_000
 """Of a closed loop, in any case."""
