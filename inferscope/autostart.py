@@ -10,7 +10,7 @@ import os
 from inferscope import api, guard
 from inferscope.integration import registry
 
-__all__ = ["begin"]
+__all__ = ["Instrumentor", "begin"]
 
 
 def begin() -> None:
@@ -28,3 +28,20 @@ def _activated(name: str) -> None:
     with guard.guard("autostart"):
         if not api.running():
             api.configure()
+
+
+class Instrumentor:
+    """What `opentelemetry-instrument` finds under entry-point group `opentelemetry_instrumentor`: the same as `inferscope run`.
+
+    `OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=inferscope` leaves it out. Libraries are waited for, never imported, and their versions are checked
+    when they come; this distribution has no extra `instruments`, by whose packages OpenTelemetry would leave out all of its entry points.
+    """
+
+    def instrument(self, **_options: object) -> None:
+        """Wait for what can be measured."""
+        if os.environ.get("INFERSCOPE_DISABLED") != "1":
+            begin()
+
+    def uninstrument(self, **_options: object) -> None:
+        """Undo every integration."""
+        api.uninstrument()
