@@ -205,6 +205,8 @@ class _Merge:
             host=self.host,
             queues=tuple(self.queues.values()),
             stages=self.stages,
+            device=self.device,
+            batches=tuple(self.batches.values()),
             calls=merge_calls(documents),
             servers=merge_servers(documents),
         )

@@ -27,6 +27,7 @@ from inferscope.aggregate.window import Aggregator
 from inferscope.clock import now_ns, unix_offset_ns
 from inferscope.diagnose import diagnose
 from inferscope.host import process
+from inferscope.host.cgroup import Cgroup
 from inferscope.host.gc import GcPauses
 from inferscope.host.gil import PERIOD_S
 from inferscope.host.watch import HostWatch
@@ -63,6 +64,14 @@ class Service:
     handle: Callable[[Arrival], None] | None = None
     neighbours: list[tuple[str, Callable[[threading.Event, random.Random], None]]] = field(default_factory=list)
     cleanup: list[Callable[[], None]] = field(default_factory=list)
+    card: Any = None
+    """A simulated device, see `simulated.Card`."""
+    cgroup: tuple[Path, Path] | None = None
+    """Where the group's files lie and which group is ours, instead of the kernel's."""
+    leave: Callable[[], None] | None = None
+    """Called on each worker's thread when it has served its last request."""
+    finish: Callable[[dict[str, Any]], list[Any]] | None = None
+    """Called with the evidence when the service has ended; gives captures (side file, trace)."""
 
     @property
     def recorder(self) -> Any:
@@ -128,6 +137,9 @@ class Watched:
         self.pauses = GcPauses(self.recorder)
         self.aggregator, self.horizon = Aggregator(self.recorder, epoch_ns=2_000_000_000), Horizon()
         self.watch = HostWatch(self.pauses)
+        self.card = service.card
+        if service.cgroup is not None:
+            self.watch.cgroup = Cgroup(*service.cgroup)
         self.stop = threading.Event()
 
     def start(self) -> None:
@@ -159,6 +171,8 @@ class Watched:
         document["copies"] = integration.copies()
         document["gc"] = self.pauses.evidence()
         document["process"] = process.facts()
+        if self.card is not None:
+            document["device"] = self.card.evidence(self.begin, end)
         document["host"] = self.watch.evidence("score", self.begin, end)
         return document
 
@@ -170,6 +184,8 @@ def _serve(service: Service, arrivals: queue.SimpleQueue[Arrival | None]) -> Non
                 service.handle(arrival)
         except RuntimeError:
             pass  # a request that failed; the recorder has noted it
+    if service.leave is not None:
+        service.leave()
 
 
 def _arrive(service: Service, arrivals: queue.SimpleQueue[Arrival | None], begin: int) -> None:
@@ -191,6 +207,7 @@ def run(service: Service) -> dict[str, Any]:
     others = [
         threading.Thread(target=target, name=f"inferscope-{target.__name__}", daemon=True) for target in (watched.ticking, watched.sampling)
     ]
+    others += [] if service.card is None else service.card.threads(watched.stop)
     for name, loop in service.neighbours:
         others.append(threading.Thread(target=loop, args=(watched.stop, random.Random(f"{name} {service.seed}")), name=name, daemon=True))
     cpu = time.process_time()
@@ -205,20 +222,23 @@ def run(service: Service) -> dict[str, Any]:
     watched.stop.set()
     for thread in others:
         thread.join(5)
-    document = watched.evidence()
+    document = json.loads(json.dumps(watched.evidence()))
+    captures = [] if service.card is None else service.card.captures(document)
+    if service.finish is not None:
+        captures += service.finish(document)
     for action in service.cleanup:
         action()
-    return {"cpu": round(used / service.seconds, 3), **_diagnosed(service, document)}
+    return {"cpu": round(used / service.seconds, 3), **_diagnosed(service, document, captures)}
 
 
-def _diagnosed(service: Service, document: dict[str, Any]) -> dict[str, Any]:
+def _diagnosed(service: Service, document: dict[str, Any], captures: list[Any]) -> dict[str, Any]:
     row, begin, end = document["classes"][0], document["from_ns"], document["to_ns"]
     breach = Breach(
         id="fault", slo="score", request="score", threshold_ms=service.objective_ms, quantile=0.99, onset_ns=begin, detected_ns=end,
         detected_unix_ns=end + unix_offset_ns(), requests=row["count"], exceeding=row["violations"][0], trigger="e_detector", statistic=0.0,
         design_effect=1.0,
     )  # fmt: skip
-    incident = diagnose(breach, [json.loads(json.dumps(document))])
+    incident = diagnose(breach, [document], captures)
     return {
         "requests": row["count"],
         "exceeding": row["violations"][0],

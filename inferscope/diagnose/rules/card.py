@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["clock_throttle", "device_queue", "memory_pressure"]
 
 _MOST: Final = 0.5
-_TWICE: Final = 2.0
+_ODDS: Final = 3.0
+"""How much likelier a slow request saw it, as odds: a condition that holds a third of the time can be at most three times as frequent."""
 _FEW: Final = 10
 _SLOWER: Final = 0.9
 _FRAGMENTED: Final = 0.2
@@ -38,7 +39,7 @@ def clock_throttle(context: Context) -> Iterable[Finding]:
     def slowed(look: Look) -> bool:
         return any(_BAD & set(why) and look.clock_hz.get(card, highest) < _SLOWER * highest for card, why in look.slowed.items())
 
-    seen = _parts(context, slowed)
+    seen = _parts(context, slowed, nearest=True)
     share = _share(context)
     if seen is None or share is None or not highest:
         return
@@ -145,27 +146,32 @@ def _queued(context: Context, requests: Sequence[HostRequest]) -> list[float]:
     return [max(span.queue_ns for span in rows) / 1e6 for r in requests if (rows := spans.get((r.slot, r.id)))]
 
 
-def _parts(context: Context, holds: Callable[[Look], bool]) -> tuple[float, float, int] | None:
-    """(part of slow requests, part of ordinary ones, slow ones) whose next look holds; None unless the former is at least half and twice the latter."""
+def _parts(context: Context, holds: Callable[[Look], bool], *, nearest: bool = False) -> tuple[float, float, int] | None:
+    """(part of slow requests, part of ordinary ones, slow ones) whose next or nearest look holds; None unless most slow ones do, and clearly more than ordinary ones."""
     looks = context.horizon.device.looks
-    slow, ordinary = (_looked(looks, context.kept(slow=kind)[0], holds) for kind in (True, False))
+    slow, ordinary = (_looked(looks, context.kept(slow=kind)[0], holds, nearest=nearest) for kind in (True, False))
     if len(slow) < _FEW or len(ordinary) < _FEW:
         return None
     high, low = sum(slow) / len(slow), sum(ordinary) / len(ordinary)
-    return (high, low, len(slow)) if high >= _MOST and high >= _TWICE * low else None
+    return (high, low, len(slow)) if high >= _MOST and _odds(high) >= _ODDS * _odds(low) else None
 
 
-def _looked(looks: Sequence[Look], requests: Sequence[HostRequest], holds: Callable[[Look], bool]) -> list[bool]:
-    """What the first look after each request's end says, for those that have one soon enough."""
-    ends = [look.at_ns for look in looks]
+def _odds(part: float) -> float:
+    return part / max(1.0 - part, 1e-3)
+
+
+def _looked(looks: Sequence[Look], requests: Sequence[HostRequest], holds: Callable[[Look], bool], *, nearest: bool) -> list[bool]:
+    """What the first look after each request's end says, or the nearest to it, for those that have one soon enough."""
+    held = {slot: [look for look in looks if look.slot == slot] for slot in {look.slot for look in looks}}
+    moments = {slot: [look.at_ns for look in rows] for slot, rows in held.items()}
     found: list[bool] = []
     for request in requests:
-        end = request.start_ns + request.wall_ns
+        rows, ends, end = held.get(request.slot, []), moments.get(request.slot, []), request.start_ns + request.wall_ns
         place = bisect_left(ends, end)
-        while place < len(looks) and looks[place].slot != request.slot:
-            place += 1
-        if place < len(looks) and ends[place] - end <= _LOOK_NS:
-            found.append(holds(looks[place]))
+        if nearest and place and (place == len(rows) or end - ends[place - 1] < ends[place] - end):
+            place -= 1
+        if place < len(rows) and abs(ends[place] - end) <= _LOOK_NS:
+            found.append(holds(rows[place]))
     return found
 
 

@@ -56,6 +56,7 @@ def saturation(context: Context) -> Iterable[Finding]:
         return
     others = float(blocks.counts[~slow].mean()) if (~slow).any() else None
     stopped, served = _stopped(context), len(_served(context))
+    served += max(0, stopped + workers - served)  # one that ended before any of its requests was kept
     serving = served - stopped
     needed = max(workers, -(-rate * body_ms / 1e3 // _WANTED))
     lost = f"{stopped} of {served} workers stopped serving" if stopped else ""
@@ -86,13 +87,37 @@ def saturation(context: Context) -> Iterable[Finding]:
 
 
 def _stopped(context: Context) -> int:
-    """Workers that served regularly and then, long before the end, no more, while the others went on."""
+    """Workers that served and then, long before the end, no more, while the others went on: by their requests, or by threads that ended."""
     served = _served(context)
-    if len(served) < _POOL:
+    if len(served) < _POOL - 1:
         return 0
     end = max(spans[-1][1] for spans in served.values())
     begin = min(spans[0][0] for spans in served.values())
+    silent = {thread for thread, spans in served.items() if len(spans) >= _REGULAR and spans[-1][1] < end - _GONE * (end - begin)}
+    rows = {(row.slot, row.thread): row for row in context.horizon.host.threads}
+    names = {_stem(row.name) for thread in served if (row := rows.get(thread)) is not None and row.name}
+    if not rows or not names:
+        return len(silent)
+    first, last = min(float(row.starts[0]) for row in rows.values()), max(float(row.ends[-1]) for row in rows.values())
+    ended = {
+        thread
+        for thread, row in rows.items()
+        if row.name and _stem(row.name) in names and float(row.ends[-1]) < last - _GONE * (last - first)
+    }
+    pool = [row for row in rows.values() if row.name and _stem(row.name) in names]
+    # threads of a pool come and go by design when most of them do
+    return len(silent | ended) if 2 * len(ended) < len(pool) else len(silent)
+
+
+def _silent(served: dict[tuple[int, int], list[tuple[int, int]]]) -> int:
+    """Of the threads with retained requests, those that stopped."""
+    end = max((spans[-1][1] for spans in served.values()), default=0)
+    begin = min((spans[0][0] for spans in served.values()), default=0)
     return sum(len(spans) >= _REGULAR and spans[-1][1] < end - _GONE * (end - begin) for spans in served.values())
+
+
+def _stem(name: str) -> str:
+    return name.rstrip("0123456789-_ ")
 
 
 def _served(context: Context) -> dict[tuple[int, int], list[tuple[int, int]]]:
@@ -121,7 +146,7 @@ def _workers(context: Context) -> int | None:
     for spans in served.values():
         several += len(spans) - 1
         shared += sum(later[0] < earlier[1] - _SLACK_NS for earlier, later in pairwise(spans))
-    return None if several and shared > _SHARED * several else len(served) - _stopped(context)
+    return None if several and shared > _SHARED * several else len(served) - _silent(served)
 
 
 def head_of_line(context: Context) -> Iterable[Finding]:

@@ -42,6 +42,8 @@ _BOUND: Final = 0.6
 """Of a card's peak, from which it is the limit (diagnosis of roofline models)."""
 _EXPLAINS: Final = 0.5
 """Part of the model's excess that the difference between slow and healthy captures has to reach."""
+_HIDES: Final = 0.25
+"""The same for what overlap could hide, which is half of the time at best."""
 _OF_WINDOW: Final = 0.1
 _LOUD: Final = 0.3
 _LAST: Final = 0.6
@@ -82,8 +84,14 @@ def owner(context: Context) -> Share | None:
     return share if share is not None and share.share >= MINIMUM_SHARE else None
 
 
-def contrast(context: Context, measure: Callable[[TraceSummary], float | None]) -> Contrast | None:
-    """Compare a measure (ms) of slow captures with that of healthy ones; None when no slow capture has it."""
+def contrast(context: Context, measure: Callable[[TraceSummary], float | None], explains: float = _EXPLAINS) -> Contrast | None:
+    """Compare a measure (ms) of slow captures with that of healthy ones; None when no slow capture has it.
+
+    Args:
+        context: The evidence.
+        measure: Of one trace.
+        explains: Part of the model's excess that the difference has to reach.
+    """
     rows = [(summary, trace, value) for summary, trace in context.captures if (value := measure(trace)) is not None]
     slow = [row for row in rows if row[0].slow]
     if not slow:
@@ -99,7 +107,7 @@ def contrast(context: Context, measure: Callable[[TraceSummary], float | None]) 
         healthy=usual,
         artefact=worst[0].trace or None,
         trace=worst[1],
-        explains=longer > 0 and typical - (usual or 0.0) >= _EXPLAINS * longer,
+        explains=longer > 0 and typical - (usual or 0.0) >= explains * longer,
         part=worst[2] / worst[1].window_ms if worst[1].window_ms > 0 else 0.0,
         alone=not context.horizon.timed,
     )
@@ -214,7 +222,7 @@ def bounds(context: Context) -> Iterable[Finding]:
 
 def copies_alone(context: Context) -> Iterable[Finding]:
     """COPY_COMPUTE_NO_OVERLAP: copies and kernels follow each other on one queue, though each takes a tenth of the time."""
-    found = contrast(context, _serial)
+    found = contrast(context, _serial, _HIDES)
     if found is None or found.trace.overlap is None or found.trace.window_ms <= 0:
         return
     over, window = found.trace.overlap, found.trace.window_ms

@@ -1,0 +1,308 @@
+"""Planted on the device: the simulated accelerator, and ranks that wait for each other."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from harness import now_and_then, spin, work
+from planted import ordinary, plant
+from simulated import UUID, Card, driver
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def no_sim():
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    return None if any(shutil.which(name) for name in ("g++", "clang++", "c++")) else "no C++ compiler for the simulated accelerator"
+
+
+def rare(arrival, share=0.06):
+    return arrival.draw.random() < share
+
+
+@plant("D2H_IN_LOOP", where="read_boxes (", needs=no_sim)
+def reads_in_loop(service):
+    """Results are brought back row by row; some requests have many."""
+    card = Card(service, "torch", "copies")
+    card.sim.configure(copy_us=1000, pageable_us=100)
+    model, inputs = card.model(1.0), card.torch.ones(8, 16)
+
+    def read_boxes(rows, number):
+        for row in range(number):
+            rows[row % 8].cpu()
+
+    def score(arrival):
+        with card.torch.inference_mode():
+            read_boxes(model(inputs.to("sim")), 70 if rare(arrival) else 5)
+
+    ordinary(service, preprocess=score, forward=lambda _: None)
+
+
+@plant("IMPLICIT_SYNC", where="decide (", needs=no_sim)
+def implicit_syncs(service):
+    """A decision in Python reads one value after another off the device; some requests have many."""
+    card = Card(service, "torch", "copies")
+    card.sim.configure(copy_us=1000, pageable_us=100)
+    model, inputs = card.model(1.0), card.torch.ones(8, 16)
+
+    def decide(rows, number):
+        for row in range(number):
+            if rows[row % 8, 0].item() == 7.0:
+                return
+
+    def score(arrival):
+        with card.torch.inference_mode():
+            decide(model(inputs.to("sim")), 130 if rare(arrival) else 3)
+
+    ordinary(service, preprocess=score, forward=lambda _: None)
+
+
+@plant("LAUNCH_BOUND", needs=no_sim)
+def tiny_kernels(service):
+    """Some requests take a path of hundreds of tiny kernels, which Python launches one by one."""
+    card = Card(service)
+
+    def forward(arrival):
+        for _ in range(700 if rare(arrival) else 15):
+            spin(0.06)
+            card.sim.kernel(0.004, "elementwise_kernel")
+        card.torch.accelerator.synchronize()
+
+    service.rate = 30.0
+    ordinary(service, forward=forward)
+
+
+@plant("NON_TENSOR_CORE", where="sgemm", needs=no_sim)
+def fp32_matmul(service):
+    """Some requests run in float32, on ordinary units, the others in half precision on tensor cores."""
+    card = Card(service)
+
+    def forward(arrival):
+        if rare(arrival):
+            card.sim.kernel(45.0, "ampere_sgemm_128x64_nn")
+        else:
+            card.sim.kernel(3.0, "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_nn")
+        card.torch.accelerator.synchronize()
+
+    service.rate = 30.0
+    ordinary(service, forward=forward)
+
+
+@plant("COPY_COMPUTE_NO_OVERLAP", needs=no_sim)
+def no_overlap(service):
+    """Large inputs come in pieces: each is copied from pinned memory and computed before the next, on one stream."""
+    card = Card(service)
+    card.sim.configure(h2d_gb_s=1.0)
+    small, large = (card.torch.ones(elements).pin_memory() for elements in (1 << 14, 3 << 20))
+    where = {id(small): card.torch.empty_like(small, device="sim"), id(large): card.torch.empty_like(large, device="sim")}
+
+    def forward(arrival):
+        chosen, pieces = (large, 2) if rare(arrival) else (small, 2)
+        for _ in range(pieces):
+            where[id(chosen)].copy_(chosen, non_blocking=True)
+            card.sim.kernel(11.0 if chosen is large else 0.5, "volta_fp16_s884gemm")
+        card.torch.accelerator.synchronize()
+
+    service.rate = 30.0
+    ordinary(service, forward=forward)
+
+
+OTHER = """
+import sys
+from inferscope.testing import accelerator
+sim = accelerator.load()
+sim.share(sys.argv[1])
+print("ready", flush=True)
+for line in sys.stdin:
+    sim.kernel(float(line), "another_tenant")
+"""
+
+
+@plant("GPU_QUEUE_CONTENTION", where="device queue", needs=no_sim)
+def foreign_queue(service):
+    """Another process on the same card runs a long kernel now and then."""
+    card = Card(service, "torch", "copies")
+    shared = tempfile.mkdtemp(prefix="card-") + "/shared"
+    card.sim.share(shared)
+    other = subprocess.Popen([sys.executable, "-c", OTHER, shared], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    other.stdout.readline()
+    service.cleanup.append(other.kill)
+    service.neighbours.append(("tenant", now_and_then(lambda draw: print(draw.uniform(60, 90), file=other.stdin, flush=True))))
+    model, inputs = card.model(2.0), card.torch.ones(8, 16)
+    card.traced = False
+    service.rate = 80.0
+
+    def score(_):
+        with card.torch.inference_mode():
+            model(inputs.to("sim")).cpu()
+
+    ordinary(service, preprocess=score, forward=lambda _: None)
+
+
+@plant("CLOCK_THROTTLE", where="sw_thermal", needs=no_sim)
+def slowed_clocks(service):
+    """The card gets hot now and then and runs at a fifth of its clock for more than a second; only large batches become too slow by that."""
+    card, state = Card(service), driver()
+    card.sim.identify(UUID.removeprefix("GPU-"))
+    card.torch.ones(1).to("sim")
+    from inferscope.device.events import timer
+
+    timer.channel(card.torch.device("sim", 0))
+    factor = [1.0]
+
+    def heat(stop, draw):
+        while not stop.wait(draw.uniform(2.4, 2.8)):
+            factor[0], state["clock"], state["reasons"] = 6.0, 345, 0x20
+            if stop.wait(1.3):
+                return
+            factor[0], state["clock"], state["reasons"] = 1.0, 1980, 0
+
+    def forward(arrival):
+        card.sim.kernel(factor[0] * (8.0 if arrival.draw.random() < 0.3 else 1.0), "ampere_fp16_s16816gemm")
+        card.torch.accelerator.synchronize()
+
+    service.neighbours.append(("heat", heat))
+    service.seconds *= 2.4
+    service.rate = 20.0
+    card.traced = False
+    ordinary(service, forward=forward)
+
+
+@plant("OOM_NEAR", needs=no_sim)
+def allocator_retries(service):
+    """The allocator is full now and then: for a while each large allocation gives its cache back first, which stops the device."""
+    card = Card(service)
+    from inferscope.device import memory
+    from inferscope.device.events import timer
+
+    timer.channel(card.torch.device("sim", 0))
+    counts = {"retries": 0}
+    full = [0.0]
+
+    def read(_device):
+        rows = {"allocated_bytes": 70 << 30, "reserved_bytes": 74 << 30, "inactive_split_bytes": 1 << 30}
+        return {
+            **{name: {"all": {"current": value, "peak": value}} for name, value in rows.items()},
+            "num_alloc_retries": counts["retries"],
+        }
+
+    memory.read = read
+
+    def fill(stop, draw):
+        while not stop.wait(draw.uniform(1.6, 2.0)):
+            full[0] = time.monotonic() + 1.1
+            if stop.wait(1.1):
+                return
+
+    def forward(arrival):
+        if time.monotonic() < full[0] and arrival.draw.random() < 0.25:
+            counts["retries"] += 1
+            card.sim.kernel(50.0, "cudaFree")
+        card.sim.kernel(2.0, "ampere_fp16_s16816gemm")
+        card.torch.accelerator.synchronize()
+
+    service.neighbours.append(("peak", fill))
+    service.rate = 25.0
+    service.seconds *= 2.4
+    card.traced = False
+    ordinary(service, forward=forward)
+
+
+def no_gloo():
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch.distributed
+
+    return None if torch.distributed.is_available() and torch.distributed.is_gloo_available() else "torch has no gloo"
+
+
+RANK = """
+import json, random, sys, time
+import torch, torch.distributed as dist
+port, rank, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+begin, total, draw = torch.zeros(2), torch.zeros(64), random.Random(7)
+with torch.profiler.profile() as profile:
+    while True:
+        dist.broadcast(begin, 0)
+        if begin[0] < 0:
+            break
+        time.sleep(draw.uniform(0.05, 0.08) if begin[1] > 0 else 0.003)
+        dist.all_reduce(total)
+profile.export_chrome_trace(out)
+dist.destroy_process_group()
+"""
+
+
+@plant("NCCL_STRAGGLER", where="rank 1", needs=no_gloo)
+def late_rank(service):
+    """Two ranks share each request's work; the second takes long over some of it, and the first waits in the sum."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    other = subprocess.Popen([sys.executable, "-c", RANK, str(port), "1", str(folder / "1.json")], cwd=ROOT)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=2)
+    begin, total, one = torch.zeros(2), torch.zeros(64), threading.Lock()
+    with torch.profiler.profile():
+        torch.zeros(1)  # the first session of a process takes a second
+    profile, started = torch.profiler.profile(), []
+
+    def forward(arrival):
+        with one:
+            if not started:  # a profile records the thread that begins it
+                started.append(True)
+                profile.start()
+            begin[1] = 1.0 if rare(arrival, 0.08) else 0.0
+            dist.broadcast(begin, 0)
+            work(2.0)
+            dist.all_reduce(total)
+
+    def finish(document):
+        begin[0] = -1.0
+        dist.broadcast(begin, 0)
+        profile.export_chrome_trace(str(folder / "0.json"))
+        other.wait(60)
+        dist.destroy_process_group()
+        return list(pieces(folder, document))
+
+    service.finish, service.leave = finish, profile.stop
+    service.workers, service.rate = 1, 14.0
+    service.seconds *= 1.4
+    ordinary(service, forward=forward)
+
+
+def pieces(folder, document):
+    """The two ranks' traces cut to some slow and some ordinary requests, as captures of each of them would be."""
+    rows = document["host"]["requests"]
+    slow = [row for row in rows if row["slow"]][2:8]
+    usual = [row for row in rows if not row["slow"]][8:14]
+    for rank in (0, 1):
+        trace = json.loads((folder / f"{rank}.json").read_text())
+        base, events = trace["baseTimeNanoseconds"], trace["traceEvents"]
+        offset = document["unix_offset_ns"]
+        for row in (*slow, *usual):
+            low, high = ((row["start_ns"] + offset - base) / 1e3, (row["start_ns"] + row["wall_ns"] + offset - base) / 1e3)
+            inside = [event for event in events if event.get("ph") == "X" and low <= event["ts"] + event.get("dur", 0) <= high]
+            path = folder / f"{rank}-{row['id']}.trace.json"
+            path.write_text(json.dumps({**trace, "traceEvents": inside}))
+            side = {
+                "id": f"{rank}-{row['id']}", "tier": 1, "request_id": row["id"], "slow": row["slow"], "events": len(inside), "stall_ms": {},
+                "threads": [row["thread"]], "trace": f"captures/{path.name}", "unix_offset_ns": offset, "spans": [],
+            }  # fmt: skip
+            yield side, path

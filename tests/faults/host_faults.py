@@ -1,0 +1,225 @@
+"""Planted in the host: locks, the collector, CPUs, the interpreter, the container, the process's own threads."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from harness import now_and_then, spin, work
+from planted import Rules, hogs, no_torch, one_cpu, ordinary, plant
+
+
+@plant("LOCK_CONTENTION", where="work (")
+def slow_lock(service):
+    ordinary(service, rules=Rules(service, lambda draw: work(draw.uniform(60, 90))).apply)
+
+
+@plant("LOCK_CONTENTION", "LOCK_HOLDER_SLOW")
+def lock_holder_waits_for_io(service):
+    """The holder reads the new rules from a store while it holds the lock."""
+    store = subprocess.Popen(
+        [sys.executable, "-c", "import sys, time\nfor line in sys.stdin: time.sleep(float(line)); print(flush=True)"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    service.cleanup.append(store.kill)
+
+    def fetch(draw):
+        print(draw.uniform(0.06, 0.09), file=store.stdin, flush=True)
+        store.stdout.readline()
+
+    ordinary(service, rules=Rules(service, fetch).apply)
+
+
+@plant("GC_PAUSE", where="generation 2")
+def gc_pauses(service):
+    draw, keep = random.Random(1), [[] for _ in range(400_000)]
+    for node in keep:
+        node.extend(keep[draw.randrange(len(keep))] for _ in range(3))  # neighbours far apart in memory, as a grown cache has them
+    service.neighbours.append(("cache", now_and_then(lambda _: gc.collect(), 0.5, 0.8)))
+    service.cleanup.append(keep.clear)
+    service.rate, service.objective_ms = 60.0, 40.0
+    ordinary(service, forward=lambda _: time.sleep(0.015))  # a device works, and the collector stops who waits for it
+
+
+@plant("CPU_PREEMPTION")
+def starved(service):
+    """Other processes, not of this service, take the only CPU for a while, now and then."""
+    one_cpu()
+    burn = hogs(service, 12, own=False)
+    service.neighbours.append(("starter", now_and_then(lambda draw: burn(draw.uniform(0.15, 0.22)))))
+    service.rate, service.objective_ms = 20.0, 45.0
+    ordinary(service, forward=lambda _: work(11.0))
+
+
+@plant("LOADER_COMPETES", where="processes that this one started")
+def loader_processes(service):
+    """A pool of data loaders that the service started prepares batches on the same CPU, now and then."""
+    one_cpu()
+    burn = hogs(service, 10, own=True)
+    service.neighbours.append(("epoch", now_and_then(lambda draw: burn(draw.uniform(0.15, 0.22)))))
+    service.rate, service.objective_ms = 20.0, 45.0
+    ordinary(service, forward=lambda _: work(11.0))
+
+
+@plant("LOADER_COMPETES", where="dataloader")
+def loader_threads(service):
+    """The same with threads, which decode in native code."""
+    one_cpu()
+    service.objective_ms = 25.0
+
+    def load(draw):
+        pool = [threading.Thread(target=work, args=(draw.uniform(18, 26),), name=f"dataloader-{n}") for n in range(6)]
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
+
+    service.neighbours.append(("epoch", now_and_then(load)))
+    ordinary(service, forward=lambda _: work(5.0))
+
+
+@plant("THREAD_OVERSUB")
+def affinity(service):
+    """One CPU of several is allowed, and a pool of the service's own wants more, now and then."""
+    one_cpu()
+    service.objective_ms = 25.0
+
+    def reindex(draw):
+        pool = [threading.Thread(target=work, args=(draw.uniform(18, 26),), name=f"index-{n}") for n in range(6)]
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
+
+    service.neighbours.append(("reindex", now_and_then(reindex)))
+    ordinary(service, forward=lambda _: work(5.0))
+
+
+CGROUP = Path("/sys/fs/cgroup/cpu")
+
+
+def fake_group(service):
+    """A tree of its own that says what a quota would do, while foreign processes take the CPU as the quota would."""
+    one_cpu()
+    root = Path(tempfile.mkdtemp(prefix="cgroup-"))
+    (root / "cpu.max").write_text("100000 100000\n")
+    (root / "self").write_text("0::/\n")
+    counts = {"nr_periods": 0, "nr_throttled": 0, "throttled_usec": 0}
+    burn, busy = hogs(service, 12, own=False), [0.0]
+
+    def write():
+        partial = root / "partial"
+        partial.write_text("".join(f"{name} {value}\n" for name, value in counts.items()))
+        partial.replace(root / "cpu.stat")
+
+    def throttle(draw):
+        seconds = draw.uniform(0.15, 0.22)
+        busy[0] = time.monotonic() + 2 * seconds
+        burn(seconds)
+
+    def count(stop, _draw):
+        while not stop.wait(0.1):
+            counts["nr_periods"] += 1
+            if time.monotonic() < busy[0]:
+                counts["nr_throttled"] += 1
+                counts["throttled_usec"] += 70_000
+            write()
+
+    write()
+    service.cgroup = (root, root / "self")
+    service.neighbours += [("reindex", now_and_then(throttle)), ("kernel", count)]
+    service.rate, service.objective_ms = 20.0, 45.0
+    ordinary(service, forward=lambda _: work(11.0))
+
+
+def real_group(service):
+    """A quota of the kernel's, in a group of its own."""
+    group = CGROUP / f"inferscope-fault-{os.getpid()}"
+    group.mkdir()
+    (group / "cpu.cfs_period_us").write_text("100000")
+    (group / "cpu.cfs_quota_us").write_text("30000")
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    def leave():
+        (CGROUP / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
+
+    service.cleanup.append(leave)
+    service.neighbours.append(("reindex", now_and_then(lambda draw: work(draw.uniform(60, 90)))))
+    ordinary(service)
+
+
+@plant("CGROUP_THROTTLE")
+def throttled(service):
+    """INFERSCOPE_FAULTS_CGROUP=1 allows a real group where one can be made (cgroup v1)."""
+    real = os.environ.get("INFERSCOPE_FAULTS_CGROUP") == "1" and os.access(CGROUP / "cgroup.procs", os.W_OK)
+    (real_group if real else fake_group)(service)
+
+
+@plant("THREAD_OVERSUB", needs=no_torch)
+def omp_oversubscription(service):
+    """Every request's operators spread over eight threads, on fewer CPUs, several requests at a time."""
+    import torch
+
+    torch.set_num_threads(8)
+    service.rate, service.objective_ms = 9.0, 40.0
+    left, right = torch.randn(640, 640), torch.randn(640, 640)
+
+    def forward(_):
+        for _ in range(6):
+            torch.mm(left, right)
+
+    def burst(since):
+        return 25.0 if int(since * 2) % 2 == 0 else 3.0
+
+    service.rate_at = burst
+    ordinary(service, forward=forward)
+    for _ in range(3):
+        torch.mm(left, right)
+
+
+@plant("GIL_CONTENTION", where="report-encoder")
+def interpreter_burners(service):
+    for name in ("report-encoder-1", "report-encoder-2"):
+        service.neighbours.append((name, now_and_then(lambda draw: spin(draw.uniform(80, 110)), 0.4, 0.7)))
+    service.objective_ms = 25.0
+
+    def prepare(_):
+        for _ in range(6):  # each native call gives the interpreter up and has to get it back
+            work(0.1)
+
+    ordinary(service, preprocess=prepare)
+
+
+@plant("IO_IN_REQUEST", where="rules")
+def logging_in_request(service):
+    """Each request logs to a pipe whose reader stalls now and then."""
+    ours, theirs = os.pipe()
+    import fcntl
+
+    fcntl.fcntl(theirs, 1031, 4096)  # F_SETPIPE_SZ: a small one
+    reader = subprocess.Popen(
+        [sys.executable, "-c", "import os, sys, random, time\nwhile os.read(0, 4096):\n if random.random() < 0.4: time.sleep(0.1)"],
+        stdin=ours,
+    )  # fmt: skip
+    service.cleanup += [lambda: os.close(theirs), reader.kill]
+    logger = logging.getLogger("service")
+    logger.propagate = False
+    logger.addHandler(logging.StreamHandler(os.fdopen(os.dup(theirs), "w")))
+    logger.setLevel(logging.INFO)
+    ordinary(service, rules=lambda _: logger.info("decision %s", "x" * 900))
+
+
+@plant("TELEMETRY_OVERHEAD", where="OtelPeriodicExportingMetricReader")
+def telemetry(service):
+    service.neighbours.append(("OtelPeriodicExportingMetricReader", now_and_then(lambda draw: spin(draw.uniform(110, 150)), 0.4, 0.7)))
+    service.objective_ms = 25.0
+    ordinary(service, preprocess=lambda _: [work(0.1) for _ in range(6)])
