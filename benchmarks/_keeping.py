@@ -1,0 +1,95 @@
+"""How soon slow requests are caught: the real draw, budget and keep-if-slow of request-scoped captures over simulated traffic in virtual time.
+
+Simulated are only the requests and the profiler: a session takes what one was measured to take, and there is one at a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch  # noqa: F401  (captures are refused in a process that has none)
+
+from inferscope.capture import CaptureBudget, RequestScopedCapture, Target
+
+RATE = 100
+OBJECTIVE_S = 0.02
+SHARE = 0.04
+START_NS, STOP_NS = 600_000, 400_000
+"""What starting and stopping cost (benchmarks/capture.py measures both together: the target is 1.5 ms)."""
+STALL_MS_PER_S = CaptureBudget().stall_ms_per_s
+S = 1_000_000_000
+
+
+def requests(rng, seconds, shape):
+    """(start, end) of each request, seconds: about 4 % take more than 20 ms, by themselves or held up together by a lock or a copy."""
+    starts = np.cumsum(rng.exponential(1.0 / RATE, int(1.2 * RATE * seconds)))
+    starts = starts[starts < seconds]
+    work = rng.lognormal(math.log(0.005), 0.25, len(starts))
+    if shape == "independent":
+        work += np.where(rng.random(len(starts)) < SHARE, rng.uniform(0.025, 0.05, len(starts)), 0.0)
+        return starts, starts + work
+    # A stall of 30 to 60 ms makes those slow that wait in it for more than about 15 ms: 30 ms of arrivals, and what is in flight.
+    stalls = np.sort(rng.uniform(0.0, seconds, rng.poisson(seconds * SHARE / 0.0385)))
+    ends = starts + work
+    for begin, length in zip(stalls, rng.uniform(0.03, 0.06, len(stalls)), strict=True):
+        held = (starts < begin + length) & (ends > begin)
+        ends[held] = np.maximum(ends[held], begin + length) + np.where(starts[held] > begin, work[held], 0.0)
+    return starts, ends
+
+
+class Simulated:
+    """A capture whose clock and profiler are the simulation's."""
+
+    def __init__(self, directory):
+        self.now_ns = S
+        self.capture = RequestScopedCapture(CaptureBudget(free_memory_mb=0), clock=lambda: self.now_ns)
+        self.capture.recording.open = self.open
+        self.capture.shelf.put = lambda kept: None
+        refused = self.capture.arm(Target("x", Path(directory), "score", int(OBJECTIVE_S * S)))
+        if refused is not None:
+            raise SystemExit(f"captures are refused here: {refused}")
+        self.busy = None
+
+    def open(self, request, name, *_, **__):
+        if self.busy is not None:
+            return None
+        self.busy = request.id
+        return SimpleNamespace(
+            closed=True, discard=False, yielded=False, results=object(), region=name, start_cost_ns=START_NS, stop_cost_ns=STOP_NS, thread=0,
+            truncated=False, asked=SimpleNamespace(shapes=False),
+        )  # fmt: skip
+
+    def finish(self, request, wall_s):
+        request.open = False
+        if self.busy == request.id:
+            self.busy = None
+            self.capture.recording.spending.spend(START_NS + STOP_NS, self.now_ns)
+        self.capture.on_finish(request, int(wall_s * S) + START_NS * request.profiled)
+
+
+def kept(job):
+    """Slow profiles kept within 30 s of the breach, and the share of slow requests, for one seed."""
+    shape, seed = job
+    rng = np.random.default_rng(seed)
+    starts, ends = requests(rng, 30.0, shape)
+    with tempfile.TemporaryDirectory() as directory:
+        held = Simulated(directory)
+        open_: list[tuple[float, int, SimpleNamespace]] = []
+        for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            while open_ and open_[0][0] <= start:
+                when, _, request = heapq.heappop(open_)
+                held.now_ns = S + int(when * S)
+                held.finish(request, when - request.at)
+            held.now_ns = S + int(start * S)
+            request = SimpleNamespace(id=number + 1, name="score", start_ns=held.now_ns, profiled=False, open=True, at=start)
+            if held.capture.on_start(request):
+                held.capture.on_enter(request, "score", "call")
+            heapq.heappush(open_, (end, number, request))
+        slow = held.capture._armed.slow if held.capture._armed is not None else held.capture.budget.slow
+        held.capture.disarm()
+    return slow, float(np.mean(ends - starts > OBJECTIVE_S))
