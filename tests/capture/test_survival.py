@@ -131,6 +131,7 @@ def test_windows_end_well_whatever_the_process_does(ran, scenario):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(0)
 def test_capture_two_thousand_requests(tmp_path):
     for n in range(10):
         root = tmp_path / str(n)
@@ -140,6 +141,7 @@ def test_capture_two_thousand_requests(tmp_path):
 
 @needs_core
 @pytest.mark.soak
+@pytest.mark.timeout(0)
 def test_capture_a_thousand_windows(tmp_path):
     for n in range(5):
         root = tmp_path / str(n)
