@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, cast
 
 from inferscope.device.backends import captures
 from inferscope.device.events import timer
@@ -57,15 +57,20 @@ class _OnDevice(NamedTuple):
     memory: Reading | None
 
 
+def _first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The first input, or its first part; None when there is none."""
+    value: Any = args[0] if args else next(iter(kwargs.values()), None)
+    if isinstance(value, dict):
+        value = next(iter(cast("dict[Any, Any]", value).values()), None)
+    elif isinstance(value, (list, tuple)):
+        value = next(iter(cast("list[Any]", value)), None)
+    return value
+
+
 def _begin(args: tuple[Any, ...], kwargs: dict[str, Any], stage: str) -> _OnDevice | None:
     """Mark the start on the device of the first input; None for the host's, or when this call is not timed."""
     try:
-        value: Any = args[0] if args else next(iter(kwargs.values()), None)
-        kind: type[Any] = value.__class__
-        if issubclass(kind, (list, tuple)):
-            value = next(iter(value), None)
-        elif issubclass(kind, dict):
-            value = next(iter(value.values()), None)
+        value = _first_input(args, kwargs)
         if value is None or getattr(value, "is_cpu", True):
             return None
         channel = timer.channel(value.device)
@@ -82,14 +87,9 @@ def _begin(args: tuple[Any, ...], kwargs: dict[str, Any], stage: str) -> _OnDevi
 
 def _note_shape(_began: int, _result: object, _module: object, *args: Any, **kwargs: Any) -> None:
     """Note the shape of the first input, its own or its first part's."""
-    value: Any = args[0] if args else next(iter(kwargs.values()), None)
-    if isinstance(value, (list, tuple)):
-        value = next(iter(value), None)
-    elif isinstance(value, dict):
-        value = next(iter(value.values()), None)
-    shape = getattr(value, "shape", None)
+    shape: Any = getattr(_first_input(args, kwargs), "shape", None)
     if isinstance(shape, tuple):
-        record_shape(shape)
+        record_shape(cast("tuple[int, ...]", shape))
 
 
 def _end(begun: _OnDevice, stage: str, result: Any) -> None:
