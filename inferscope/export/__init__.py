@@ -13,6 +13,7 @@ from inferscope.export.otlp.context import application_resource, current_span
 from inferscope.export.otlp.logs import Event, breach_event, capture_event, incident_event, regression_event
 from inferscope.export.otlp.metrics import ExportBatch, class_attributes
 from inferscope.export.otlp.series import Total
+from inferscope.export.otlp.target import explicit_preferred
 from inferscope.export.otlp.totals import Objective, request_totals
 from inferscope.export.prometheus import prometheus_collector, publish
 from inferscope.export.ring import read_ring
@@ -33,6 +34,7 @@ __all__ = [
     "capture_event",
     "class_attributes",
     "current_span",
+    "explicit_preferred",
     "incident_event",
     "prometheus_collector",
     "publish",

@@ -19,6 +19,7 @@ from inferscope.export import (
     breach_event,
     capture_event,
     current_span,
+    explicit_preferred,
     incident_event,
     publish,
     request_totals,
@@ -58,6 +59,7 @@ class Outlet:
                 headers=settings.headers,
                 scale=settings.otlp_scale,
                 series_limit=settings.series_limit,
+                objectives=_explicit(rooms) if explicit_preferred() else None,
             )
         self._bands = Bands() if settings.export_bands else None
         self.begin()
@@ -180,3 +182,11 @@ def _copied() -> list[Total]:
     for site in integration.copies():
         moved[site["name"]] = moved.get(site["name"], 0) + int(site["bytes"])
     return [Total(semconv.COPY_IO, held, ((semconv.ATTR_COPY_DIRECTION, name),)) for name, held in moved.items()]
+
+
+def _explicit(rooms: Rooms) -> dict[str, int]:
+    """The strictest objective of each request, ns: explicit buckets stand around it."""
+    found: dict[str, int] = {}
+    for slo in rooms.trigger.slos:
+        found[slo.request_name] = min(slo.threshold_ns, found.get(slo.request_name, slo.threshold_ns))
+    return found

@@ -114,3 +114,17 @@ def test_bands_add_up_to_all_requests_and_all_their_time(receiver):
     assert wall == pytest.approx(duration.buckets.total, rel=1e-6)
     rules = sum(p.value for p in times if p.attributes[semconv.ATTR_STAGE] == "rules" and p.attributes[semconv.ATTR_BAND] in above)
     assert rules >= 0.018
+
+
+def test_explicit_buckets_stand_around_the_objective_when_the_standard_variable_asks(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "explicit_bucket_histogram")
+    with OtlpReceiver() as found:
+        inferscope.configure(
+            service="wired", slo=inferscope.SLO("explicit", p99_ms=5), endpoint=found.url, state_dir=tmp_path, capture=False
+        )
+        serve(name="explicit")
+        assert inferscope.flush(2.0)
+        inferscope.shutdown()
+        point = found.last(semconv.REQUEST_DURATION, inferscope__request="explicit")
+    assert point.kind == "histogram"
+    assert 0.005 in point.buckets.bounds

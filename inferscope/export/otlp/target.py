@@ -15,7 +15,7 @@ from inferscope import guard
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["GRPC", "HTTP", "TIMEOUT_S", "Target", "delta_preferred", "parse_headers", "resolve"]
+__all__ = ["GRPC", "HTTP", "TIMEOUT_S", "Target", "delta_preferred", "explicit_preferred", "parse_headers", "resolve"]
 
 HTTP: Final = "http/protobuf"
 GRPC: Final = "grpc"
@@ -108,6 +108,16 @@ def delta_preferred(environ: Mapping[str, str] | None = None) -> bool:
     """Whether OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE asks for delta; `lowmemory` does for counters and histograms alike."""
     environ = os.environ if environ is None else environ
     return environ.get("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "").strip().lower() in {"delta", "lowmemory"}
+
+
+def explicit_preferred(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION asks for explicit buckets, for a backend without exponential ones.
+
+    The standard's own default is explicit too; ours is exponential, and only what was written decides.
+    """
+    environ = os.environ if environ is None else environ
+    asked = environ.get("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "")
+    return asked.strip().lower() == "explicit_bucket_histogram"
 
 
 def parse_headers(text: str) -> dict[str, str]:
