@@ -30,6 +30,8 @@ READS: Final = ("item", "tolist", "numpy", "nonzero", "equal", "allclose", "mask
 """What waits for the device because the host wants a value or a size. `__getitem__` stays as it is: torch does not survive its restoration."""
 
 _moving_module: ContextVar[bool] = ContextVar("inferscope_moving_module", default=False)
+_NOT_CALLERS: Final = ("inferscope_integrations/copies.py", "torch/_tensor.py")
+_told_until: ContextVar[int] = ContextVar("inferscope_copies_told_until", default=0)
 
 
 def direction(source_on_host: bool, result_on_host: bool) -> str | None:  # noqa: FBT001  (two symmetric facts)
@@ -39,8 +41,11 @@ def direction(source_on_host: bool, result_on_host: bool) -> str | None:  # noqa
     return "h2d" if source_on_host else "d2h"
 
 
-def _site(depth: int) -> str:
-    frame = sys._getframe(depth)  # pyright: ignore[reportPrivateUsage]  (the only cheap way to the caller's line)
+def _site() -> str:
+    """The line that asked: the innermost one that is neither ours nor that of torch's dispatch for subclasses of tensors."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (the only cheap way to the caller's line)
+    while frame.f_code.co_filename.endswith(_NOT_CALLERS) and frame.f_back is not None:
+        frame = frame.f_back
     code = frame.f_code
     return f"{code.co_name} ({code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno})"
 
@@ -60,18 +65,29 @@ def _abandon(begun: tuple[Channel, Started] | None) -> None:
         begun[0].abandon(begun[1])
 
 
+def _nested(began: int) -> bool:
+    """Whether a call that started at `began` was already told of: torch calls a method of a tensor's subclass once more, from within."""
+    if _told_until.get() > began:
+        return True
+    _told_until.set(now_ns())
+    return False
+
+
 def _report(
     begun: tuple[Channel, Started] | None, host_side: Any, way: str, nbytes: int, began: int, ended: int, *, non_blocking: bool
 ) -> None:
     """Tell of a copy that was made; `host_side` is None for one from device to device, which nobody waits for."""
     try:
+        if _nested(began):
+            _abandon(begun)
+            return
         pageable = host_side is not None and not host_side.is_pinned()
         # A copy from or to pageable memory is staged and waits, whatever non_blocking says.
         sync = host_side is not None and (not non_blocking or pageable)
         if begun is not None:
             flags = (SpanFlag.SYNC if sync else 0) | (SpanFlag.PAGEABLE if pageable else 0)
             begun[0].end(begun[1], PREFIX + way, nbytes, flags)
-        record_copy(way, nbytes, began, ended, sync=sync, pageable=pageable, site=_site(4))
+        record_copy(way, nbytes, began, ended, sync=sync, pageable=pageable, site=_site())
     except Exception:  # noqa: BLE001  (the copy itself has succeeded; a lost record must not turn it into an error)
         pass
 
@@ -192,11 +208,14 @@ def _reading(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
             except BaseException:
                 _abandon(begun)
                 raise
+            if _nested(began):
+                _abandon(begun)
+                return result
             with contextlib.suppress(Exception):  # the value has been read
                 nbytes = _read_bytes(self, result)
                 if begun is not None:
                     begun[0].end(begun[1], f"{PREFIX}d2h", nbytes, SpanFlag.SYNC | SpanFlag.PAGEABLE | SpanFlag.IMPLICIT_SYNC)
-                record_copy("d2h", nbytes, began, now_ns(), sync=True, pageable=True, implicit=True, site=_site(2))
+                record_copy("d2h", nbytes, began, now_ns(), sync=True, pageable=True, implicit=True, site=_site())
             return result
 
         return stand_in("read", original, patch, read)
@@ -208,7 +227,7 @@ def _read_bytes(tensor: Any, result: Any) -> int:
     """What came to the host: the tensor for `tolist` and `numpy`, one element for a number, a count of elements for a new tensor."""
     if isinstance(result, (bool, int, float, complex)):
         return int(tensor.element_size())
-    return 8 if isinstance(result, (tuple, type(tensor))) else int(tensor.nbytes)
+    return 8 if isinstance(result, tuple) or hasattr(result, "is_cpu") else int(tensor.nbytes)
 
 
 def _pinning(original: Any, patch: Patch) -> Callable[..., Any]:
@@ -217,11 +236,9 @@ def _pinning(original: Any, patch: Patch) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         began = now_ns()
         result = original(self, *args, **kwargs)
-        try:
-            if result is not self:
-                record_copy("pin", self.nbytes, began, now_ns(), sync=True, pageable=True, site=_site(2))
-        except Exception:  # noqa: BLE001  (the memory is pinned)
-            pass
+        with contextlib.suppress(Exception):  # the memory is pinned
+            if result is not self and not _nested(began):
+                record_copy("pin", self.nbytes, began, now_ns(), sync=True, pageable=True, site=_site())
         return result
 
     return stand_in("call", original, patch, pin_memory)
@@ -232,15 +249,17 @@ def _copying(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
     is_compiling = torch.compiler.is_compiling
 
     def make(original: Any, patch: Patch) -> Callable[..., Any]:
-        def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:  # noqa: FBT001, FBT002  (torch's own signature)
-            if is_compiling() or not patch.active:
-                return original(self, src, non_blocking)
+        def copy_(self: Any, *args: Any, **kwargs: Any) -> Any:
+            src = args[0] if args else kwargs.get("src")
+            if is_compiling() or not patch.active or not isinstance(src, torch.Tensor):
+                return original(self, *args, **kwargs)
+            non_blocking = bool(args[1] if len(args) > 1 else kwargs.get("non_blocking"))
             began = now_ns()
             begun = None
             if timer.enabled and not (self.is_cpu and getattr(src, "is_cpu", True)):
                 begun = _begin(src.device if self.is_cpu else self.device)
             try:
-                result = original(self, src, non_blocking)
+                result = original(self, *args, **kwargs)
             except BaseException:
                 _abandon(begun)
                 raise

@@ -230,13 +230,20 @@ static PyObject *decorated_repr(PyObject *self) {
     return PyObject_Repr(((Decorated *)self)->func);
 }
 
-/* A str: pickle looks that qualified name up in the module, and finds this object there. A method of a C type reduces itself. */
-static PyObject *decorated_reduce(PyObject *self, PyObject *args) {
-    PyObject *func = ((Decorated *)self)->func;
-    (void)args;
+/* What a stand-in becomes: the method itself, which a method of a C type says how to find, and a function through its own name. */
+static PyObject *stand_in_reduce(PyObject *func) {
     if (Py_IS_TYPE(func, &PyMethodDescr_Type))
         return PyObject_CallMethodNoArgs(func, str___reduce__);
-    return PyObject_GetAttr(func, str___qualname__);
+    PyObject *module = PyImport_ImportModule("operator"), *first = module == NULL ? NULL : PyObject_GetAttrString(module, "getitem");
+    Py_XDECREF(module);
+    return first == NULL ? NULL : Py_BuildValue("N((O)i)", first, func, 0);
+}
+
+/* A str: pickle looks that qualified name up in the module, and finds this object there. */
+static PyObject *decorated_reduce(PyObject *self, PyObject *args) {
+    Decorated *d = (Decorated *)self;
+    (void)args;
+    return d->extra != NULL ? stand_in_reduce(d->func) : PyObject_GetAttr(d->func, str___qualname__);
 }
 
 static PyMethodDef decorated_methods[] = {
