@@ -232,6 +232,8 @@ def aot_models():
     yield _package.AOTICompiledModel(Loader())
 
 
+@pytest.mark.servers
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_models_compiled_ahead_of_time_are_forwards(seen, instrument) -> None:
     with aot_models() as model:
