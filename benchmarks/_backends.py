@@ -19,9 +19,9 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from _fetch import BackendAbsentError, chdb, program, rotel  # noqa: E402  (the folder must be on the path)
+from _fetch import BackendAbsentError, chdb, otelcol, program, rotel  # noqa: E402  (the folder must be on the path)
 
-__all__ = ["BackendAbsentError", "chdb", "program", "rotel"]
+__all__ = ["BackendAbsentError", "chdb", "otelcol", "program", "rotel"]
 _ALONE = {"http_proxy": "", "https_proxy": "", "all_proxy": "", "no_proxy": "*"}
 
 
@@ -155,3 +155,24 @@ def serve_rotel(program, to):
     command += ["--exporter", "otlp", "--otlp-exporter-protocol", "http", "--otlp-exporter-endpoint", to]
     with running(command, lambda: listens(grpc) and listens(http)):
         yield f"http://127.0.0.1:{grpc}", f"http://127.0.0.1:{http}"
+
+
+@contextlib.contextmanager
+def serve_otelcol(program, to):
+    """The collector core in front of an OTLP/HTTP receiver at `to`, profiles included; gives its gRPC and HTTP endpoints."""
+    grpc, http = free_port(), free_port()
+    signals = ("metrics", "logs", "traces", "profiles")
+    config = {
+        "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": f"127.0.0.1:{grpc}"}, "http": {"endpoint": f"127.0.0.1:{http}"}}}},
+        "exporters": {"otlp_http": {"endpoint": to, "sending_queue": {"enabled": False}}},
+        "service": {
+            "telemetry": {"metrics": {"level": "none"}},
+            "pipelines": {signal: {"receivers": ["otlp"], "exporters": ["otlp_http"]} for signal in signals},
+        },
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "config.yaml"
+        path.write_text(json.dumps(config))  # JSON is YAML
+        command = [program, "--config", path, "--feature-gates=+service.profilesSupport"]
+        with running(command, lambda: listens(grpc) and listens(http)):
+            yield f"http://127.0.0.1:{grpc}", f"http://127.0.0.1:{http}"

@@ -23,6 +23,7 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SUITE = "trixie"
 PACKAGES = {"victoria-metrics": "victoria-metrics", "vmalert": "victoria-metrics", "prometheus": "prometheus", "promtool": "promtool"}
 """Debian's package of each program."""
+COLLECTOR = "golang-opentelemetry-collector-dev"
 TIMEOUT_S = 240.0
 
 
@@ -69,6 +70,65 @@ def chdb(*, fetch=False, timeout_s=TIMEOUT_S):
     return PYTHON
 
 
+def otelcol(*, fetch=False, timeout_s=1800.0):
+    """Path of the OpenTelemetry Collector core, which is built: some 300 MB of packages and minutes of compiling, kept in build/backends.
+
+    Raises:
+        BackendAbsentError: As for `program`; fetched only with BACKENDS_COLLECTOR=1.
+    """
+    built = PLACE / "otelcol" / "otelcol"
+    found = _found("BACKEND_OTELCOL", shutil.which("otelcol"), built)
+    if found is None and fetch and os.environ.get("BACKENDS_COLLECTOR") == "1":
+        try:
+            _build(built, time.monotonic() + timeout_s)
+        except BackendAbsentError as error:
+            (PLACE / "otelcol.absent").write_text(f"otelcol: {error}\n")
+            raise
+        found = _found("", built)
+    if found is None:
+        raise BackendAbsentError(
+            _reason("otelcol") or "the collector is not here; 'BACKENDS_COLLECTOR=1 make test-backends' builds it, in minutes"
+        )
+    return found
+
+
+def _build(target, deadline):
+    root = PLACE / "otelcol-sources"
+    options = _apt(deadline, suite="sid")
+    asked = [
+        "depends",
+        "--recurse",
+        *(f"--no-{each}" for each in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")),
+    ]
+    listed = subprocess.run(["apt-cache", *options, *asked, COLLECTOR], capture_output=True, text=True, check=False).stdout
+    packages = sorted({line for line in listed.splitlines() if line.startswith("golang-")})
+    if COLLECTOR not in packages:
+        raise BackendAbsentError(f"{COLLECTOR} is not in Debian sid of this mirror")
+    debs = root / "debs"
+    debs.mkdir(parents=True, exist_ok=True)
+    _run(["apt-get", *options, "download", *packages], deadline, cwd=debs)
+    for package in sorted(debs.glob("*.deb")):
+        _run(["dpkg", "-x", str(package), str(root / "files")], deadline)
+        package.unlink()
+    usr = root / "files" / "usr"
+    goroot = next(iter(sorted((usr / "lib").glob("go-*"), reverse=True)), None)
+    if goroot is None:
+        raise BackendAbsentError("the packages have no Go compiler")
+    for name in ("src", "api", "test", "misc"):  # links to absolute places, which lie elsewhere here
+        if not (goroot / name / ".").exists():
+            (goroot / name).unlink(missing_ok=True)
+            (goroot / name).symlink_to(usr / "share" / goroot.name / name)
+    place = root / "go" / "src" / "otelcol"
+    shutil.copytree(Path(__file__).resolve().parent / "_otelcol", place, dirs_exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    environ = {
+        "GOROOT": str(goroot), "GOPATH": f"{root / 'go'}:{usr / 'share' / 'gocode'}", "GOCACHE": str(root / "cache"),
+        "GO111MODULE": "off", "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "HOME": str(root), "PATH": os.environ["PATH"],
+    }  # fmt: skip
+    _run([str(goroot / "bin" / "go"), "build", "-ldflags", "-s -w", "-o", str(target), "."], deadline, cwd=place, env=environ)
+    shutil.rmtree(root, ignore_errors=True)
+
+
 def _found(variable, *candidates):
     named = os.environ.get(variable) if variable else None
     if named:
@@ -106,14 +166,14 @@ def _mirror():
     raise BackendAbsentError("apt knows no Debian mirror here")
 
 
-def _apt(deadline):
-    """Options of an apt whose state lies below build; its lists are had once."""
+def _apt(deadline, *, suite=SUITE):
+    """Options of an apt whose state lies below build; its lists are had once for a suite."""
     if not (shutil.which("apt-get") and shutil.which("dpkg") and KEYRING.exists()):
         raise BackendAbsentError("it is not on the PATH, and this machine has no apt with Debian's keys to unpack it with")
-    base = PLACE / "apt"
+    base = PLACE / f"apt-{suite}"
     for part in ("etc/preferences.d", "state/lists/partial", "cache/archives/partial"):
         (base / part).mkdir(parents=True, exist_ok=True)
-    (base / "etc" / "sources.list").write_text(f"deb [signed-by={KEYRING}] {_mirror()} {SUITE} main\n")
+    (base / "etc" / "sources.list").write_text(f"deb [signed-by={KEYRING}] {_mirror()} {suite} main\n")
     (base / "status").touch()
     own = {"Etc": "etc", "Etc::sourceparts": "none", "State": "state", "State::status": "status", "Cache": "cache"}
     options = [word for key, part in own.items() for word in ("-o", f"Dir::{key}={base / part}")]
@@ -165,6 +225,7 @@ def main():
         *((each, lambda each=each: program(each, fetch=True)) for each in PACKAGES),
         ("rotel", lambda: rotel(fetch=True)),
         ("clickhouse", lambda: chdb(fetch=True)),
+        ("otelcol", lambda: otelcol(fetch=True)),
     ):
         begun = time.monotonic()
         try:

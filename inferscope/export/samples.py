@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from inferscope.clock import unix_offset_ns
 from inferscope.export.otlp import jsonlines
 from inferscope.export.otlp.exemplars import Exemplars
-from inferscope.export.otlp.traces import REQUEST_LIMIT, Identity, Selection, request_spans
+from inferscope.export.otlp.traces import REQUEST_LIMIT, Identity, Selection, request_spans, shared_work
 from inferscope.export.otlp.transport import Outcome
 from inferscope.guard import guard
 
@@ -78,9 +78,12 @@ class Samples:
         offset_ns = unix_offset_ns()
         sampled: set[int] = set()
         texts: list[bytes] = []
-        for record in self._selection.take():
+        chosen = self._selection.take()
+        shared = shared_work(chosen, columns, self._identity)
+        slices.rest()
+        for record in chosen:
             with guard("export.traces"):
-                spans = request_spans(record, columns, self._identity, offset_ns, sites)
+                spans = request_spans(record, columns, self._identity, offset_ns, sites, shared)
                 slices.step()
                 texts += jsonlines.span_pieces(spans, slices)
                 if send:

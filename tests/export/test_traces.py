@@ -12,7 +12,7 @@ from inferscope.aggregate.window import Aggregator
 from inferscope.export import Event, ExportBatch, Exporter, read_ring
 from inferscope.export.otlp.context import UNSAMPLED, application_resource, current_span
 from inferscope.export.otlp.exemplars import Exemplars
-from inferscope.export.otlp.traces import KEEP, Identity, Selection, request_spans
+from inferscope.export.otlp.traces import KEEP, Identity, Selection, request_spans, shared_work
 from inferscope.export.otlp.wire import Reply
 from inferscope.export.samples import WAITING_LIMIT
 from inferscope.record.core import Recorder
@@ -122,6 +122,20 @@ def test_ids_are_the_same_for_a_record_and_differ_between_records_and_processes(
     assert mine.trace(record(1)) == mine.trace(record(1))
     assert len({mine.trace(record(1)), mine.trace(record(2)), other.trace(record(1)), mine.trace(record(1, start_ns=6 * MS))}) == 4
     assert len({mine.span(record(1), i) for i in range(-1, 64)}) == 65
+
+
+def test_requests_of_one_batch_are_linked_through_its_work():
+    columns = (*COLUMNS, Column("batch", "forward"))
+    batch = len(columns) - 1
+    mates = [record(number, spans=[span(batch, 6, 9), span(2, 6, 7, parent=0)]) for number in (1, 2)]
+    alone = record(3, spans=[span(batch, 7, 9)])
+    identity = Identity()
+    shared = shared_work([*mates, alone], columns, identity)
+    first, second, third = ({each.name: each for each in request_spans(r, columns, identity, 0, shared=shared)} for r in (*mates, alone))
+    name = columns[batch].label
+    assert first[name].links == ((second[name].trace_id, second[name].span_id),)
+    assert second[name].links == ((first[name].trace_id, first[name].span_id),)
+    assert third[name].links == ()
 
 
 def test_a_damaged_parent_chain_ends_at_the_request():

@@ -29,12 +29,25 @@ if TYPE_CHECKING:
     from inferscope.export.otlp.series import Attributes
     from inferscope.types import Column, RequestRecord, SpanRecord
 
-__all__ = ["KEEP", "REQUEST_LIMIT", "Identity", "Selection", "SpanEvent", "TraceSpan", "joined_trace", "linked_trace", "request_spans"]
+__all__ = [
+    "KEEP",
+    "REQUEST_LIMIT",
+    "Identity",
+    "Selection",
+    "SpanEvent",
+    "TraceSpan",
+    "joined_trace",
+    "linked_trace",
+    "request_spans",
+    "shared_work",
+]
 
 REQUEST_LIMIT: Final = 64
 """Requests of one export that become spans."""
 SLOWEST_LIMIT: Final = 8
 """Of these, the ones that broke nothing: there are slowest requests at all times, and a healthy fleet should not pay for their traces."""
+LINKS: Final = 16
+"""Requests that a batch's span is linked to."""
 KEEP: Final = "inferscope.keep"
 """Set on every span, for samplers in a collector: these requests were chosen already."""
 
@@ -146,12 +159,37 @@ class Selection:
         return tuple(item[-1] for item in ordered[: self._limit])
 
 
+def shared_work(
+    records: Iterable[RequestRecord], columns: Sequence[Column], identity: Identity
+) -> dict[tuple[int, int], tuple[tuple[str, str], ...]]:
+    """Links between requests that waited for one piece of work (`inferscope.batch`).
+
+    Each of them has the work as a span of its own, at the same instants.
+
+    Returns:
+        By record id and index of the span: trace and span id of the same work in the other requests, at most `LINKS`.
+    """
+    found: dict[tuple[int, int, int], list[tuple[RequestRecord, int]]] = {}
+    for record in records:
+        for index, span in enumerate(record.spans):
+            if columns[span.column].kind == "batch":
+                found.setdefault((span.column, span.start_ns, span.end_ns), []).append((record, index))
+    links: dict[tuple[int, int], tuple[tuple[str, str], ...]] = {}
+    for members in found.values():
+        if len(members) > 1:
+            ids = [(record.id, index, (identity.trace(record)[0], identity.span(record, index))) for record, index in members]
+            for number, index, own in ids:
+                links[number, index] = tuple(other for _, _, other in ids if other != own)[:LINKS]
+    return links
+
+
 def request_spans(
     record: RequestRecord,
     columns: Sequence[Column],
     identity: Identity,
     offset_ns: int,
     sites: Mapping[int, str] | None = None,
+    shared: Mapping[tuple[int, int], tuple[tuple[str, str], ...]] | None = None,
 ) -> tuple[TraceSpan, ...]:
     """The spans of one request, root first.
 
@@ -161,6 +199,7 @@ def request_spans(
         identity: Gives the ids.
         offset_ns: What to add to the record's clock for Unix time.
         sites: Code that held a lock, by the id in the wait's `aux`.
+        shared: Links of work that several requests waited for, as `shared_work` gives them.
     """
     trace_id, root_id = identity.trace(record)
     joined, linked = joined_trace(record), linked_trace(record)
@@ -197,6 +236,7 @@ def request_spans(
                 end_unix_ns=max(span.start_ns, span.end_ns) + offset_ns,
                 attributes=_attributes(span, columns[span.column]),
                 events=tuple(events.get(index, ())),
+                links=(shared or {}).get((record.id, index), ()),
                 error=bool(span.flags & SpanFlag.ERROR),
             )
             for index, span, parent in children

@@ -81,6 +81,14 @@ def behind_rotel():
 
 
 @pytest.fixture
+def behind_otelcol():
+    """The collector core in front of a receiver of ours, as `behind_rotel`."""
+    program = have(backends.otelcol)
+    with OtlpReceiver() as receiver, backends.serve_otelcol(program, receiver.url) as (grpc, http):
+        yield grpc, http, receiver
+
+
+@pytest.fixture
 def vmalert():
     return have(backends.program, "vmalert")
 
