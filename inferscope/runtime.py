@@ -81,15 +81,16 @@ class Runtime:
 
     def _activate(self) -> None:
         self.rooms.activate()
-        self.control.open(self.rooms.pod.slot.directory, self.rooms.pod.slot.index)
+        slot = self.rooms.pod.slot
+        self.control.open(slot.directory, slot.index, (self.settings.service, slot.instance_id))
 
     def _start_threads(self, *names: str) -> None:
         loops: dict[str, tuple[Callable[[], float], _Call, _Call]] = {
             "worker": (lambda: self.settings.tick_s, self.tick, self._last_tick),
-            "export": (lambda: min(self.settings.export_interval_s, _PERIODS_S["export"]), self._export, _NOTHING),
+            "export": (lambda: min(self.settings.export_interval_s, _PERIODS_S["export"]), lambda: self._dormant or self.rooms.export(), _NOTHING),
             "capture": (lambda: _PERIODS_S["capture"], self.rooms.keep, self._last_words),
             "control": (lambda: _PERIODS_S["control"], self.control.serve_once, self.control.close),
-            "opamp": (lambda: self.control.opamp_pause_s, self._ask_opamp, self.control.leave_opamp),
+            "opamp": (lambda: self.control.opamp_pause_s, self.control.poll_opamp, self.control.leave_opamp),
             "sampler": (lambda: self.rooms.sample_period_s, self.rooms.sample, _NOTHING),
             "harvest": (lambda: self.rooms.device.period_s, lambda: self.rooms.device.harvest(Pace()), _NOTHING),
             "monitor": (lambda: _PERIODS_S["monitor"], self.rooms.device.monitor, _NOTHING),
@@ -125,14 +126,6 @@ class Runtime:
     def _last_tick(self) -> None:
         if not self._dormant or self.rooms.served():
             self.tick()
-
-    def _ask_opamp(self) -> None:
-        if not self._dormant:
-            self.control.poll_opamp(self.settings.service, self.rooms.pod.slot.instance_id)
-
-    def _export(self) -> None:
-        if not self._dormant:
-            self.rooms.export()
 
     def _last_words(self) -> None:
         self._threads["worker"].join(_EXIT_S / 3)  # the last window belongs to the evidence

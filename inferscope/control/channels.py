@@ -93,6 +93,7 @@ class Control:
         self._unix: UnixSocket | None = None
         self._signal: SignalSource | None = None
         self._signals = 0
+        self._name = ("unknown_service", "")
         self._agent: OpampAgent | None = None
         self._agent_failed = False
         self.opamp_pause_s = 0.2
@@ -110,7 +111,7 @@ class Control:
         except InferscopeError as error:
             self._off("signal", error)
 
-    def open(self, directory: Path | None, slot: int = 0) -> None:
+    def open(self, directory: Path | None, slot: int = 0, name: tuple[str, str] = ("unknown_service", "")) -> None:
         """Open the channels of a worker, in place of those that were open; one that cannot be opened costs a line and stays off.
 
         The signal needs the main thread the first time.
@@ -118,8 +119,10 @@ class Control:
         Args:
             directory: The worker's own, `STATE_DIR/<service>/<slot>`; None leaves the socket off.
             slot: Its place; added to the HTTP port.
+            name: `service.name` and `service.instance.id`, as an OpAMP server gets to know them.
         """
         self.close()
+        self._name = name
         if not self._options.socket:
             return
         server = Server(self._clock)
@@ -210,10 +213,12 @@ class Control:
         """Whether a server is named that shall be polled."""
         return self._options.opamp is not None and self._options.socket
 
-    def poll_opamp(self, service: str, instance_id: str) -> None:
+    def poll_opamp(self) -> None:
         """Poll the OpAMP server when it is time; a thread of its own calls this again and again, since a silent server holds it for a second."""
+        if self._server is None and self._agent is None:
+            return  # this process serves nothing so far, or no more
         if self._agent is None and not self._agent_failed:
-            self._agent = self.opamp(service, instance_id)
+            self._agent = self.opamp(*self._name)
             self._agent_failed = self._agent is None
         if self._agent is not None:
             self.opamp_pause_s = min(self._agent.run_once(), 1.0)

@@ -32,6 +32,8 @@ _EFFECT_LIMIT: Final = 100_000.0
 _SUPPOSED_STALL_S: Final = 0.03
 """Until a service is known, slow requests are supposed to come in stalls of 30 ms: a restart must not fire on the first three of them."""
 _SUPPOSED_TICKS: Final = 150.0
+_LONGEST_TICK_S: Final = 60.0
+"""A longer tick counts as this long: after a machine that slept for a week, or a clock that jumped, the waiting alone would be evidence."""
 _CAP: Final = 0.42
 """Below a half, so that two ticks never suffice; above a third, so that a fault's first, partly healthy tick may be one of the three."""
 
@@ -195,7 +197,7 @@ class MixtureDetector:
         """Take a tick; True when the evidence passes the threshold."""
         self.learn(tick)
         self._recent.append(tick)
-        begun = math.log(max((tick.end_ns - tick.start_ns) / 1e9, 1e-3))
+        begun = math.log(min(max((tick.end_ns - tick.start_ns) / 1e9, 1e-3), _LONGEST_TICK_S))
         good = tick.requests - tick.bad
         total = 0.0
         for position, (gain, loss) in enumerate(self._gains):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
+import struct
 
 import pytest
 
@@ -100,6 +103,31 @@ def test_a_request_in_pieces_and_one_without_end(served):
     with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
         sock.sendall(b"GET /v1/status HTTP/1.1\r\n" + b"A: b\r\n" * 2000)
         assert sock.recv(64).startswith(b"HTTP/1.1 431")
+
+
+def test_a_crowd_of_broken_callers_hurts_nobody(served, service):
+    chance = random.Random(11)
+    port = int(served.control.status()["http"].rpartition(":")[2])
+    head = f"POST /v1/disable HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: ".encode()
+    for number in range(200):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+            kind = number % 6
+            if kind == 0:
+                sock.sendall(chance.randbytes(chance.randrange(1, 3000)))
+            elif kind == 1:
+                sock.sendall(head[: chance.randrange(1, len(head))])
+            elif kind == 2:
+                sock.sendall(head + b"100\r\n\r\n" + b'{"part"')  # and no more
+            elif kind == 3:
+                sock.sendall(head + b"5\r\n\r\n" + b"[" * 5)
+            elif kind == 4:
+                sock.sendall(b"A" * 20_000)
+            else:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if number % 50 == 0:
+            assert served.call("status")["state"] == "done"
+    assert served.http("GET", "/v1/status")[0] == 200
+    assert service.calls == []
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "example.org", "::"])

@@ -86,8 +86,29 @@ near_requests = st.fixed_dictionaries(
     optional={
         "schema": st.just(1) | json_values,
         "id": st.from_regex(r"[a-z0-9]{1,8}", fullmatch=True) | json_values,
-        "op": st.sampled_from(["status", "capture", "enable", "set_slo", "ticket", "snapshot"]) | json_values,
-        "args": st.dictionaries(st.sampled_from(["reason", "requests", "part", "name", "p99_ms", "id", "x"]), json_values, max_size=4)
+        "op": st.sampled_from(["status", "capture", "enable", "disable", "set_slo", "ticket", "snapshot"]) | json_values,
+        "args": st.dictionaries(
+            st.sampled_from(
+                [
+                    "reason",
+                    "requests",
+                    "window_ms",
+                    "tier",
+                    "shapes",
+                    "allow_stall_ms",
+                    "expires_unix_s",
+                    "part",
+                    "name",
+                    "p99_ms",
+                    "size",
+                    "until",
+                    "id",
+                    "x",
+                ]
+            ),
+            json_values,
+            max_size=4,
+        )
         | json_values,
         "x": json_values,
     },

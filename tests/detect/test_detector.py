@@ -214,6 +214,30 @@ def test_a_young_burn_rate_is_not_judged_by_one_tick():
     assert rate.statistic == 0.0
 
 
+@pytest.mark.parametrize("jump", [-10_000_000, -3600, -1, 3600, 10_000_000])
+def test_a_clock_that_jumps_fires_nothing_and_stops_nothing(jump):
+    rng = np.random.default_rng(13)
+    held = armed()
+    assert feed(held, *traffic.bursty(rng, 500, 600, 0.005), start=20_000_000) == []
+    start = 20_000_600 + jump
+    assert feed(held, *traffic.bursty(rng, 500, 600, 0.005), start=start) == []
+    ((second, _),) = feed(held, *traffic.bursty(rng, 500, 60, 0.2), start=start + 600)
+    assert second <= start + 610
+    # while open and while cooling down, too
+    feed(held, *traffic.independent(rng, 500, 100, 0.001), start=start + 660 + jump)
+    assert held.phase == "cooldown"
+    feed(held, *traffic.independent(rng, 500, 700, 0.001), start=start + 760)
+    assert held.phase == "armed"
+
+
+@given(st.lists(st.integers(-(10**15), 10**15), min_size=1, max_size=60))
+def test_no_clock_breaks_the_machine(moments):
+    held = armed(SLO("score", p99_ms=20, max_error_rate=0.01))
+    for moment in moments:
+        held.update(moment, 100, 1, 1)
+    assert held.phase in {"armed", "open", "cooldown"}
+
+
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1)), min_size=1, max_size=200), st.sampled_from([0.05, 0.01, 0.001]))
 def test_no_counts_break_the_arithmetic(ticks, allowed):
     held = MixtureDetector(allowed)
