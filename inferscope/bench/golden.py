@@ -1,7 +1,8 @@
 """Are the outputs still right? A faster version that answers something else is not a faster version.
 
 Outputs are kept as JSON values; numbers agree within a tolerance that follows the precision, everything else exactly. A NaN, an
-infinity, another shape or another key is wrong whatever the tolerance. Quantised models are judged by their label: the largest score.
+infinity, another shape or another key is wrong whatever the tolerance. Quantised models are judged by their
+label, the largest score, and by how many scores stay within a band.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ __all__ = ["PRECISIONS", "Agreement", "Tolerance", "agree", "plain", "read", "sa
 
 SCHEMA: Final = 1
 PRECISIONS: Final = {"fp32": (1e-5, 1e-5), "tf32": (1e-3, 1e-3), "fp16": (1e-2, 1e-3), "bf16": (2e-2, 2e-2), "int8": (0.05, 0.05)}
-"""Relative and absolute tolerance of each precision; int8 is judged by labels, and by this band where an output has no scores."""
+"""Relative and absolute tolerance of each precision; int8 is judged by labels and by the share of scores within this band."""
 LABELS: Final = 0.99
 """Share of outputs whose label must agree when labels decide."""
+BANDS: Final = 0.95
+"""Share of scores that must lie within the band when labels decide."""
 _SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """|actual - golden| <= atol + rtol·|golden|; with `labels`, score lists need the same largest score only."""
+    """|actual - golden| <= atol + rtol·|golden|; with `labels`, score lists need the same largest score, and most scores within it."""
 
     rtol: float
     atol: float
@@ -55,6 +58,9 @@ class Agreement:
     labelled: int = 0
     """Outputs that have scores, so that a label can be read off."""
     labels_agree: int = 0
+    scores: int = 0
+    """Scores of those outputs."""
+    scores_in_band: int = 0
     rtol: float = 0.0
     atol: float = 0.0
     by_labels: bool = False
@@ -68,11 +74,15 @@ class Agreement:
             return False
         if self.by_labels and self.labelled and self.labels_agree / self.labelled < LABELS:
             return False
+        if self.by_labels and self.scores and self.scores_in_band / self.scores < BANDS:
+            return False
         return not self.wrong
 
     def text(self) -> str:
         """The verdict in one line."""
         label = f", label agreement {100 * self.labels_agree / self.labelled:.2f} %" if self.labelled else ""
+        if self.by_labels and self.scores:
+            label += f", scores in band {100 * self.scores_in_band / self.scores:.2f} %"
         rule = "by labels" if self.by_labels else f"rtol {self.rtol:g}, atol {self.atol:g}"
         counts = (
             f"{self.outputs - self.wrong} of {self.outputs} outputs agree ({rule}), largest difference {self.worst_absolute:.3g}{label}"
@@ -82,7 +92,12 @@ class Agreement:
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as data."""
-        return {**asdict(self), "correct": self.correct, "label_agreement": self.labels_agree / self.labelled if self.labelled else None}
+        return {
+            **asdict(self),
+            "correct": self.correct,
+            "label_agreement": self.labels_agree / self.labelled if self.labelled else None,
+            "band_agreement": self.scores_in_band / self.scores if self.scores else None,
+        }
 
 
 def plain(value: Any) -> Any:
@@ -168,7 +183,11 @@ class _Walk:
             self._found.labels_agree += same
             if self._rule.labels:
                 self._found.numbers += len(golden)
-                self._found.worst_absolute = max(self._found.worst_absolute, *(abs(a - b) for a, b in zip(actual, golden, strict=True)))
+                differences = [abs(a - b) for a, b in zip(actual, golden, strict=True)]
+                self._found.worst_absolute = max(self._found.worst_absolute, *differences)
+                limits = [self._rule.atol + self._rule.rtol * abs(each) for each in golden]
+                self._found.scores += len(golden)
+                self._found.scores_in_band += sum(each <= limit for each, limit in zip(differences, limits, strict=True))
                 return None
         pairs = enumerate(zip(golden, actual, strict=True))
         return next((problem for index, (a, b) in pairs if (problem := self.compare(a, b, f"{place}[{index}]"))), None)

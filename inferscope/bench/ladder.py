@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -70,35 +71,47 @@ def climb(measured: Callable[[int], Rung], rungs: Sequence[int], objectives: Seq
     return found
 
 
+@dataclass(frozen=True, slots=True)
 class MaxRate:
     """What the search for the highest rate found."""
 
-    def __init__(self, rungs: list[Rung], rate: float | None, limited_by: str, beyond: float | None) -> None:
-        self.rungs = rungs
-        """In the order in which they were measured."""
-        self.rate = rate
-        """The highest at which every objective holds, requests/s; None when there is none."""
-        self.limited_by = limited_by
-        """`the service`, `the generator` (then a machine with more generators may show more), or `the search` when it ended first."""
-        self.beyond = beyond
-        """The lowest rate that does not hold; None when all did."""
+    rungs: list[Rung]
+    """In the order in which they were measured."""
+    rate: float | None
+    """The highest at which every objective was shown to hold, requests/s; None when there is none."""
+    limited_by: str
+    """`the service`, `the generator` (then a machine with more generators may show more), or `the search` when it ended first."""
+    beyond: float | None
+    """The lowest rate that does not hold; None when all did."""
+    open: float | None
+    """A higher rate than `rate` that nothing speaks against, but with too few requests to show it; None when there is none."""
 
     def text(self) -> str:
         """The result in one line."""
-        if self.rate is None:
-            return f"highest rate under the objectives: none; {self.beyond:g}/s is too much already, because of {self.limited_by}"
+        found = "none" if self.rate is None else f"{self.rate:g}/s"
         more = f"; {self.beyond:g}/s is too much for {self.limited_by}" if self.beyond is not None else "; no limit was reached"
-        return f"highest rate under the objectives: {self.rate:g}/s{more}"
+        unsure = "" if self.open is None else f"; nothing speaks against {self.open:g}/s, but it takes a longer --duration to show it"
+        return f"highest rate under the objectives: {found}{more}{unsure}"
 
 
-def holds(rung: Rung, offered: float) -> str:
-    """Empty when a rate holds, else what does not hold it: the generator, or the service."""
+HOLDS: Final = "holds"
+OPEN: Final = "open"
+
+
+def outcome(rung: Rung, offered: float) -> str:
+    """`holds`; `open` when nothing speaks against it but the requests are too few; else what does not hold it: `the generator`, `the service`."""
     if any("generator-bound" in problem for problem in rung["problems"]):
         return GENERATOR
     rate = rung["metrics"]["throughput"]["requests_per_s"]
     kept_up = rate is not None and rate >= _KEEPS_UP * rung["metrics"].get("offered_per_s", offered)
-    good = kept_up and not failing(rung) and not rung.get("stopped") and all(row["word"] == "HOLDS" for row in rung["acceptance"])
-    return "" if good else SERVICE
+    if not kept_up or failing(rung) or rung.get("stopped"):
+        return SERVICE
+    if all(row["word"] == "HOLDS" for row in rung["acceptance"]):
+        return HOLDS
+    good = all(
+        row["word"] == "HOLDS" or (row["word"] == "INCONCLUSIVE" and (row["share"] or 0.0) <= row["allowed"]) for row in rung["acceptance"]
+    )
+    return OPEN if good else SERVICE
 
 
 def find_max_rate(
@@ -106,7 +119,8 @@ def find_max_rate(
 ) -> MaxRate:
     """The highest rate at which every objective holds: doubled until one does not, then halved in between (on the log scale).
 
-    A rate whose objectives stay INCONCLUSIVE is measured once more for twice as long; if it stays so, it does not hold.
+    A rate with too few requests for a verdict is measured once more for twice as long; if it stays open, the search goes on above it, where there
+    are more requests, but it is not what is found.
 
     Args:
         measured: measures a rate for so many times the usual length.
@@ -117,28 +131,26 @@ def find_max_rate(
     """
     rungs: list[Rung] = []
     good: float | None = None
+    floor: float | None = None  # the highest rate that nothing speaks against
     bad: float | None = None
     why, rate = "the search", start
     while len(rungs) < most:
-        rung = measured(rate, 1)
-        rungs.append(rung)
-        problem = holds(rung, rate)
-        if problem == SERVICE and {row["word"] for row in rung["acceptance"]} <= {"HOLDS", "INCONCLUSIVE"} and not failing(rung):
-            rung = measured(rate, 2)
-            rungs.append(rung)
-            problem = holds(rung, rate)
-        if problem:
-            bad, why = rate, problem
+        rungs.append(measured(rate, 1))
+        found = outcome(rungs[-1], rate)
+        if found == OPEN:
+            rungs.append(measured(rate, 2))
+            found = outcome(rungs[-1], rate)
+        if found in {HOLDS, OPEN}:
+            floor = rate
+            good = rate if found == HOLDS else good
         else:
-            good = rate
-        if bad is not None and good is not None and bad / good <= 1 + precision:
+            bad, why = rate, found
+        if (bad is not None and floor is not None and bad / floor <= 1 + precision) or (bad is None and rate >= ceiling):
             break
-        if bad is None and rate >= ceiling:
+        if floor is None and bad is not None and bad <= start / 64:
             break
-        if good is None and bad is not None and bad <= start / 64:
-            break
-        rate = math.sqrt(good * bad) if good and bad else min(rate * 2, ceiling) if bad is None else rate / 2
+        rate = math.sqrt(floor * bad) if floor and bad else min(rate * 2, ceiling) if bad is None else rate / 2
         rate = float(f"{rate:.3g}")
-        if rate in {good, bad}:
+        if rate in {floor, bad}:
             break
-    return MaxRate(rungs, good, why, bad)
+    return MaxRate(rungs, good, why, bad, floor if floor != good else None)

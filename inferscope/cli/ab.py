@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -27,9 +27,10 @@ from inferscope.errors import InferscopeError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from inferscope.bench.compare import Block
+    from inferscope.bench.result import LoadResult
 
 HELP = """Compare two versions of a service, started by commands, in blocks that take turns: A B B A A B …
 
@@ -131,7 +132,9 @@ class _Session:
     bodies: tuple[bytes, ...]
     versions: dict[interleave.Arm, _Version]
     generators: Generators
-    lagging: list[str]
+    lagging: list[str] = field(default_factory=list[str])
+    results: dict[interleave.Arm, list[LoadResult]] = field(default_factory=lambda: {"a": [], "b": []})
+    """Every request of every block."""
     blocks: int = 0
 
     def plan(self, version: _Version, seconds: float) -> LoadPlan:
@@ -166,12 +169,16 @@ class _Session:
             self.check(version)
             limit_ms = self.options.max_lag * 1e3
             plan, settle = self.plan(version, self.options.block), self.options.settle
-            found, bound = interleave.measure_block(self.generators.measure, plan, self.bodies, pair, settle, limit_ms=limit_ms)
+            found, bound = interleave.measure_block(partial(self._measured, arm), plan, self.bodies, pair, settle, limit_ms=limit_ms)
             self.check(version)
         self.blocks += 1
         if bound:
             self.lagging.append(bound)
         return found
+
+    def _measured(self, arm: interleave.Arm, plan: LoadPlan, bodies: Sequence[bytes]) -> LoadResult:
+        self.results[arm].append(self.generators.measure(plan, bodies))
+        return self.results[arm][-1]
 
     @staticmethod
     def check(version: _Version) -> None:
@@ -209,7 +216,7 @@ def run(options: argparse.Namespace) -> int:
     progress = Progress(quiet=options.json == "-" or options.md == "-")
     before = runs.machine()
     with _orderly(), tempfile.TemporaryDirectory(prefix="inferscope-ab-") as scratch, Generators() as generators:
-        value, verdicts = _compare(options, bodies, Path(scratch), generators, progress)
+        value, verdicts, results = _compare(options, bodies, Path(scratch), generators, progress)
         after = runs.machine()
         if before["sha256"] != after["sha256"]:
             changed = ", ".join(name for name in before if before[name] != after.get(name) and name != "sha256")
@@ -217,12 +224,27 @@ def run(options: argparse.Namespace) -> int:
         value |= {"fingerprint": before, "written_unix_ns": time.time_ns(), "verdicts": [each.to_json() for each in verdicts]}
         cause: dict[str, Any] = value.get("inside", {}).get("a", {})
         incident = Path(cause["path"]) if cause.get("path") else None
-        kept = proof.write(options, value, run=options.run, incident=incident)
+        kept = proof.write(options, value, incident=incident, **_runs(options, value, results, Path(scratch)))
         if kept is not None:
             value["evidence"] = kept
     value.pop("samples", None)  # every request of every block is in the evidence, and nowhere else
     _show(options, value, verdicts)
     return compare.exit_code(verdicts)
+
+
+def _runs(
+    options: argparse.Namespace, value: dict[str, Any], results: dict[interleave.Arm, list[LoadResult]], scratch: Path
+) -> dict[str, Path]:
+    """The runs for the evidence: that of --run, else the blocks of each version as one run."""
+    if options.evidence is None:
+        return {}
+    found: dict[str, Path] = {} if options.run is None else {"run": options.run}
+    names: tuple[tuple[interleave.Arm, str], ...] = (("a", "run"), ("b", "candidate"))
+    for arm, name in names:
+        if results[arm] and name not in found:
+            found[name] = scratch / f"{name}.json"
+            proof.save_blocks(found[name], str(value[arm]), results[arm], value)
+    return found
 
 
 @contextlib.contextmanager
@@ -245,9 +267,9 @@ def _whole(metric: str, word: str, why: str) -> Verdict:
 
 def _compare(
     options: argparse.Namespace, bodies: tuple[bytes, ...], scratch: Path, generators: Generators, progress: Progress
-) -> tuple[dict[str, Any], list[Verdict]]:
+) -> tuple[dict[str, Any], list[Verdict], dict[interleave.Arm, list[LoadResult]]]:
     versions: dict[interleave.Arm, _Version] = {"a": _version(options, "a", scratch), "b": _version(options, "b", scratch)}
-    session = _Session(options, bodies, versions, generators, [])
+    session = _Session(options, bodies, versions, generators)
     value: dict[str, Any] = {
         "schema": 1,
         "kind": "inferscope.comparison",
@@ -270,7 +292,7 @@ def _compare(
             agreement = session.outputs()
             value["outputs"] = {**agreement.to_json(), "text": agreement.text()}
             if not agreement.correct:
-                return value, [_whole("outputs", INCORRECT, agreement.text().removeprefix("INCORRECT, "))]
+                return value, [_whole("outputs", INCORRECT, agreement.text().removeprefix("INCORRECT, "))], session.results
         seconds = 2 * options.pairs * options.block
         with progress.part(f"blocks of {options.block:g} s in turn, {options.pairs} pairs first, at least {seconds:g} s", seconds):
             found = interleave.until_decided(
@@ -286,7 +308,7 @@ def _compare(
     value |= {"pairs": found.pairs, "looks": found.looks, "generator_bound_blocks": len(session.lagging)}
     value["samples"] = {arm: [interleave.kept(each) for each in blocks] for arm, blocks in found.blocks.items()}
     value["blocks"] = {arm: [interleave.summary(each) for each in blocks] for arm, blocks in found.blocks.items()}
-    return value, verdicts
+    return value, verdicts, session.results
 
 
 def _withheld(verdict: Verdict, why: str) -> Verdict:

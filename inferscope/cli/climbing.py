@@ -66,8 +66,8 @@ def run(options: argparse.Namespace, plan: LoadPlan, session: Session, inputs: I
     if options.find_max_rate:
         found = ladder.find_max_rate(climb.rung, options.rate or _first_rate(session))
         rungs, said = found.rungs, found.text()
-        value |= {"max_rate": found.rate, "limited_by": found.limited_by, "beyond": found.beyond}
-        code = 0 if found.rate is not None else 3 if found.limited_by == ladder.GENERATOR else 2
+        value |= {"max_rate": found.rate, "limited_by": found.limited_by, "beyond": found.beyond, "open": found.open}
+        code = 0 if found.rate is not None else 3 if found.open is not None or found.limited_by == ladder.GENERATOR else 2
     else:
         rungs = ladder.climb(climb.rung, options.ladder or _DOUBLES, objectives, to_knee=options.find_knee)
         value["knee"] = ladder.knee(rungs)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inferscope.bench import acceptance
+from inferscope.bench import acceptance, metrics, runs
 from inferscope.bench.evidence import Evidence
 from inferscope.bench.fingerprint import source
+from inferscope.bench.result import LoadResult, merged
 from inferscope.cli import quantities
 from inferscope.cli.output import find_incident, state_argument, state_dir
 
-__all__ = ["arguments", "write"]
+__all__ = ["arguments", "save_blocks", "write"]
 
 if TYPE_CHECKING:
     import argparse
@@ -33,6 +35,36 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--change", metavar="TEXT", help="what was changed (default: the finding's fix)")
     group.add_argument("--rollback", metavar="TEXT", help="how it is undone (default: the finding's)")
     state_argument(parser)
+
+
+def save_blocks(path: Path, command: str, results: Sequence[LoadResult], value: dict[str, Any]) -> None:
+    """A version's blocks as one run; between them the other version was asked, so throughput and Little's law say nothing.
+
+    Args:
+        path: where to.
+        command: what starts the version.
+        results: its blocks.
+        value: the comparison as data.
+    """
+    plan = replace(results[0].plan, seed=int(value["seed"]))
+    load = merged(results, plan)
+    found = {**metrics.describe(load), "throughput": {"requests_per_s": None, "items_per_s": None}, "little": None}
+    document: dict[str, Any] = {
+        "written_unix_ns": time.time_ns(),
+        "settings": {
+            "target": command,
+            **{name: each for name, each in asdict(plan).items() if name != "url"},
+            "inputs_sha256": value["inputs_sha256"],
+        },
+        "source": source(Path.cwd()),
+        "fingerprint": value["fingerprint"],
+        "warmup": {"cut": 0, "method": "before the first block"},
+        "metrics": found,
+        "problems": [],
+        "valid": True,
+        "blocks": len(results),
+    }
+    runs.save(path, document, load)
 
 
 def write(

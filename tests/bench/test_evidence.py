@@ -177,7 +177,11 @@ def test_a_part_that_cannot_be_used_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{", "is damaged: not JSON"), ("[]", "is no index"), ('{"kind": "inferscope.evidence", "schema": 9}', "schema 9, this version reads 1")],
+    [
+        ("{", "is damaged: not JSON"),
+        ("[]", "is no index"),
+        ('{"kind": "inferscope.evidence", "schema": 9}', "schema 9, this version reads 1"),
+    ],
 )
 def test_a_damaged_or_newer_index_is_named(chain, content, said):
     (chain.directory / "evidence.json").write_text(content)
@@ -189,7 +193,20 @@ def test_two_runs_make_a_chain_that_travels_and_stays(tmp_path, monkeypatch, cap
     base, candidate = save_run(tmp_path / "base.json", 10.0, 1, model="a"), save_run(tmp_path / "cand.json", 7.0, 2, model="b")
     kept = incident(tmp_path)
     state = tmp_path / "state"
-    words = ["compare", base, candidate, "--slo", "p99<=20ms", "--incident", kept.name, "--state-dir", state, "--evidence", "--json", "c.json"]
+    words = [
+        "compare",
+        base,
+        candidate,
+        "--slo",
+        "p99<=20ms",
+        "--incident",
+        kept.name,
+        "--state-dir",
+        state,
+        "--evidence",
+        "--json",
+        "c.json",
+    ]
     assert status_of(*words) == 0
     value = json.loads((tmp_path / "c.json").read_text())
     assert value["verdicts"][0]["word"] == "IMPROVED"

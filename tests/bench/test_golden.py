@@ -56,6 +56,20 @@ def test_labels_decide_for_quantised_models():
     assert "label agreement 98.00 %" in found.text()
 
 
+def test_scores_of_quantised_models_stay_within_a_band():
+    rng = np.random.default_rng(1)
+    scores = rng.uniform(0, 1, (100, 10)).tolist()
+    for row in scores:
+        row[3] = 10.0  # the label is never in doubt
+    drifted = [[value + (0.3 if place in {0, 1} else 0.01) for place, value in enumerate(row)] for row in scores]
+    found = agree(scores, drifted, tolerance("int8"))
+    assert found.to_json()["label_agreement"] == 1
+    assert found.to_json()["band_agreement"] == pytest.approx(0.8)
+    assert not found.correct
+    assert "scores in band 80.00 %" in found.text()
+    assert agree(scores, [[value + 0.01 for value in row] for row in scores], tolerance("int8")).correct
+
+
 def test_keys_words_and_flags_must_be_equal():
     rule = tolerance("fp32")
     assert agree([{"ok": True, "why": "income"}], [{"ok": True, "why": "income"}], rule).correct

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from inferscope.bench import compare
+from inferscope.bench import compare, evidence
 from inferscope.bench.compare import Block
 from inferscope.bench.interleave import block_of, order, until_decided
 from inferscope.bench.load import LoadPlan, LoadResult
@@ -78,7 +78,8 @@ def test_one_look_may_spend_all_of_the_five_percent():
 
 def test_two_services_are_compared_in_turn(command, functions, capsys):
     words = ["ab", "--a", command(0.004), "--b", command(0.012), "--inputs", "inputs.jsonl", "--gate", "p50:20%", "--no-extend"]
-    assert main([*words, *SHORT, "--junit", "junit.xml", "--json"]) == 1
+    proof = ["--evidence", "chain", "--slo", "p50<=100ms", "--change", "another sort", "--rollback", "the old one"]
+    assert main([*words, *SHORT, *proof, "--junit", "junit.xml", "--json"]) == 1
     value = json.loads(capsys.readouterr().out)
     verdict = value["verdicts"][0]
     assert (verdict["metric"], verdict["word"], verdict["kind"]) == ("p50", "REGRESSED", "interleaved")
@@ -87,6 +88,14 @@ def test_two_services_are_compared_in_turn(command, functions, capsys):
     assert value["pairs"] == 20
     assert len(value["blocks"]["a"]) == value["pairs"]
     assert '<failure message="p50 REGRESSED' in (functions / "junit.xml").read_text()
+    index = json.loads((functions / "chain" / "evidence.json").read_text())
+    assert [row["step"] for row in index["links"]] == ["objective", "run", "change", "candidate", "comparison"]
+    assert index["missing"] == ["incident", "finding"]
+    assert evidence.verify(functions / "chain", value["evidence"]["root_sha256"]) == []
+    kept = json.loads((functions / "chain" / "comparison.json").read_text())
+    assert len(kept["samples"]["b"]) == 20
+    assert kept["verdicts"] == value["verdicts"]
+    assert "samples" not in value
 
 
 @pytest.mark.parametrize(
