@@ -154,7 +154,7 @@ class Harvester:
                     continue
             total += self._serve(device, breathe)
         if self.settler is not None:
-            self.settler.run_once(self._clock())
+            self.settler.run_once(self._clock(), breathe)
         return total
 
     def _open(self, channel: Channel) -> _Device | None:

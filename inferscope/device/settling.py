@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from inferscope.device.copies import PREFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from inferscope.device.harvest import DeviceSpan
     from inferscope.record.core import Recorder
 
@@ -29,6 +31,9 @@ KEPT: Final = 1024
 """Spans of a stream that are remembered."""
 REACH: Final = 64
 """Spans after a wait's beginning that are looked at: those that enclose it end after it."""
+
+A_SLICE: Final = 8
+"""Waits judged in one slice: some 20 us each."""
 
 _Piece = tuple[int, int]
 
@@ -113,18 +118,23 @@ class Settler:
             return
         stream.waits.append(_Wait(span.issue_ns, until, identity, ref, span.name[len(PREFIX) :], now))
 
-    def run_once(self, now: int, *, everything: bool = False) -> None:
+    def run_once(self, now: int, breathe: Callable[[], object] = lambda: None, *, everything: bool = False) -> None:
         """Judge the waits that are old enough.
 
         Args:
             now: Of the timer's clock.
+            breathe: Called after each few.
             everything: The others too: nothing more will come.
         """
+        judged = 0
         for stream in self._streams.values():
             while stream.waits and (everything or now - stream.waits[0].seen >= PATIENCE_NS):
                 wait = stream.waits.popleft()
                 self._judge(wait, stream.during(wait.start, wait.end))
                 self._recorder.unpin(wait.ref)
+                judged += 1
+                if judged % A_SLICE == 0:
+                    breathe()
 
     def _judge(self, wait: _Wait, spans: list[_Span]) -> None:
         source = self._column("copy", wait.direction)

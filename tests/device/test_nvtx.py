@@ -136,8 +136,7 @@ def test_without_the_library_there_are_none_and_the_reason_is_said(monkeypatch) 
     assert ranges.off == "the package nvtx is not installed"
 
 
-@pytest.mark.parametrize("pure", ["", "1"])
-def test_a_configured_process_shows_its_stages(tool, tmp_path, pure) -> None:
+def test_a_configured_process_shows_its_stages(tool, tmp_path) -> None:
     heard = told(
         tool,
         tmp_path,
@@ -151,7 +150,6 @@ def test_a_configured_process_shows_its_stages(tool, tmp_path, pure) -> None:
         with inferscope.request("late"):
             pass
         """,
-        INFERSCOPE_PURE=pure,
         INFERSCOPE_STATE_DIR=str(tmp_path / "state"),
         HOME=str(tmp_path),
     )
