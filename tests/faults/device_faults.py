@@ -43,7 +43,7 @@ def reads_in_loop(service):
 
     def score(arrival):
         with card.torch.inference_mode():
-            read_boxes(model(inputs.to("sim")), 70 if rare(arrival) else 5)
+            read_boxes(model(inputs.to("sim")), 140 if rare(arrival) else 5)
 
     ordinary(service, preprocess=score, forward=lambda _: None)
 
@@ -290,15 +290,17 @@ def late_rank(service):
 def pieces(folder, document):
     """The two ranks' traces cut to some slow and some ordinary requests, as captures of each of them would be."""
     rows = document["host"]["requests"]
-    slow = [row for row in rows if row["slow"]][2:8]
-    usual = [row for row in rows if not row["slow"]][8:14]
+    slow = [row for row in rows if row["slow"]][-6:]
+    usual = [row for row in rows if not row["slow"]][-6:]
     for rank in (0, 1):
         trace = json.loads((folder / f"{rank}.json").read_text())
         base, events = trace["baseTimeNanoseconds"], trace["traceEvents"]
         offset = document["unix_offset_ns"]
         for row in (*slow, *usual):
             low, high = ((row["start_ns"] + offset - base) / 1e3, (row["start_ns"] + row["wall_ns"] + offset - base) / 1e3)
-            inside = [event for event in events if event.get("ph") == "X" and low <= event["ts"] + event.get("dur", 0) <= high]
+            inside = [
+                event for event in events if event.get("ph") == "X" and event["ts"] < high and event["ts"] + event.get("dur", 0) > low
+            ]
             path = folder / f"{rank}-{row['id']}.trace.json"
             path.write_text(json.dumps({**trace, "traceEvents": inside}))
             side = {

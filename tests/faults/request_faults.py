@@ -95,7 +95,6 @@ def recompiled_shapes(service):
 
     from inferscope import integration
 
-    config.recompile_limit = config.accumulated_recompile_limit = 10_000
     torch.set_num_threads(1)
     inner = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
     compiled = torch.compile(inner, backend="eager", dynamic=False)
@@ -116,6 +115,7 @@ def recompiled_shapes(service):
         with recorder.stage("preprocess"):
             rows = torch.ones(next(lengths) if arrival.draw.random() < 0.14 else 8, 64)
         with guard, torch.inference_mode():
+            config.recompile_limit = config.accumulated_recompile_limit = 10_000  # of this thread
             model(rows)
 
     service.handle = handle

@@ -48,6 +48,8 @@ _OF_WINDOW: Final = 0.1
 _LOUD: Final = 0.3
 _LAST: Final = 0.6
 _MOST: Final = 0.5
+_ONE_SIDED: Final = ("broadcast", "send", "recv")
+"""In these, who waits waits for the sender by design: between requests it does so for ever."""
 _FEW: Final = 2
 _READS: Final = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
 
@@ -378,6 +380,8 @@ def _together(captures: Sequence[tuple[CaptureSummary, TraceSummary]]) -> list[d
     timed: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
     for _, trace in captures:
         for row in trace.collectives if trace.rank is not None else ():
+            if any(word in row.name.lower() for word in _ONE_SIDED):
+                continue
             if row.sequence >= 0:
                 numbered.setdefault((row.group, row.name, row.sequence), {}).setdefault(trace.rank or 0, row.start_unix_ns)
             else:
