@@ -127,7 +127,7 @@ def _measure(options: argparse.Namespace, variant: str, progress: Progress) -> _
         command += ["--seed", str(options.seed), "--cache", str(state / "demo")]
         service = Service(command, port, environ, ROOT, scratch / "service.log", start_s=_START_S)
         with service:
-            with progress.part(f"{variant}: starting the service (at the first run the model is trained and the simulated device compiled)"):
+            with progress.part(f"{variant}: starting the service (at the first run it trains, and compiles the device)"):
                 service.start()
             answers = [json.loads(post(port, "/score", body)[1]) for body in bodies[:_PROBES]]
             with progress.part(f"{variant}: {options.rate:g} requests/s for {options.seconds:g} s", options.seconds):
