@@ -32,6 +32,16 @@ class Wanted(Protocol):
         ...
 
     @property
+    def shapes(self) -> bool:
+        """Dimensions of inputs."""
+        ...
+
+    @property
+    def stacks(self) -> bool:
+        """Python functions."""
+        ...
+
+    @property
     def allow_stall_ms(self) -> float | None:
         """Longest stop."""
         ...
@@ -53,7 +63,8 @@ class Plan:
         window_ms: Longest window, milliseconds: 1 to 200 in tier 2, to 10000 in tier 3, where it makes the difference between windows and single
             requests. Default None: 50 in tier 2, single requests in tier 3.
         shapes: Dimensions of operators' inputs; tier 3 only. Default False.
-        stacks: Python functions with file and line; tier 3 only. Default False.
+        stacks: Python functions with file and line; tier 3 only, and of single requests only: recorded in all threads they crash interpreters
+            (pytorch#144094, cpython#137400). Default False.
         allow_stall_ms: Longest stop of the whole process that is acceptable, milliseconds, 1 to 5000; required in tier 3, refused below it.
 
     Raises:
@@ -80,6 +91,8 @@ class Plan:
             value = getattr(self, key)
             if value and self.tier != 3:
                 raise ConfigurationError(key, value, "tier 3 only")
+        if self.stacks and self.window_ms is not None:
+            raise ConfigurationError("stacks", self.stacks, "of single requests only: leave the window out")
         if self.tier == 3 and self.allow_stall_ms is None:
             raise ConfigurationError(
                 "allow_stall_ms", None, "tier 3 stops the whole process for a moment: say for how long it may, in milliseconds"
@@ -89,19 +102,18 @@ class Plan:
 
     @classmethod
     def of(cls, wanted: Wanted) -> Plan:
-        """What a channel asks for. Tier 3 records shapes, and of single requests the stacks too.
+        """What a channel asks for.
 
         Raises:
             ConfigurationError: As the class.
         """
-        deep = wanted.tier == 3
         return cls(
             tier=wanted.tier,
             requests=wanted.requests,
             window_ms=wanted.window_ms,
-            shapes=deep,
-            stacks=deep and wanted.window_ms is None,
-            allow_stall_ms=wanted.allow_stall_ms if deep else None,
+            shapes=wanted.shapes,
+            stacks=wanted.stacks,
+            allow_stall_ms=wanted.allow_stall_ms,
         )
 
     @property

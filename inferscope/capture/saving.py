@@ -129,7 +129,6 @@ def save_trace(kept: Kept, clock: Callable[[], int]) -> None:
         if final.exists():
             # A worker that was restarted counts its requests anew; what is on disk may be published already.
             raise EvidenceError(f"{final.name} exists already")  # noqa: TRY301  (one clean-up for all ways to fail)
-        os.close(os.open(raw, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # torch would make it readable for all
         begun = clock()
         try:
             results.save(str(raw))  # holds the interpreter throughout
@@ -154,8 +153,10 @@ def save_trace(kept: Kept, clock: Callable[[], int]) -> None:
             raise
         raise EvidenceError(f"{final.name} cannot be written: {type(error).__name__}") from error
     finally:
-        with contextlib.suppress(OSError):
-            raw.unlink()
+        # Kineto writes beside the name that it is given, and leaves that when it fails.
+        for left in (raw, raw.with_name(f"{raw.name}.tmp")):
+            with contextlib.suppress(OSError):
+                left.unlink()
 
 
 def write_side(kept: Kept) -> None:

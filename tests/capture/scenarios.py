@@ -145,7 +145,7 @@ def storm(directory: Path, sessions: int) -> None:
     children: list[int] = []
     threads = life(recorder, capture, stop, users, children)
     begun = time.monotonic()
-    while counts.sessions < sessions and time.monotonic() - begun < 60:
+    while counts.sessions < sessions and time.monotonic() - begun < 60 + sessions / 4:
         # Halfway some are kept and written while others record.
         halfway = counts.sessions > sessions // 2 and counts.kept <= 8
         object.__setattr__(target, "threshold_ns", 0 if halfway else never)
@@ -174,7 +174,7 @@ def window_storm(directory: Path, wanted: int) -> None:
     children: list[int] = []
     threads = life(recorder, capture, stop, users, children)
     begun = time.monotonic()
-    while windows.recorded < wanted and time.monotonic() - begun < 60 + wanted / 4:
+    while windows.recorded < wanted and time.monotonic() - begun < 60 + 1.5 * wanted:
         # Most are dropped: writing is not what this is about.
         windows._kept, windows._target = 0, target
         object.__setattr__(target, "keep_all", windows.recorded % 10 == 0)
@@ -527,7 +527,7 @@ def main(root: Path, calls: list[str]) -> None:
                 os.dup2(os.open(root / f"{name}.{file}", os.O_WRONLY | os.O_CREAT), descriptor)
             globals()[name](root / name, *([int(number)] if number else []))
             return
-        statuses[name] = nurse(pid, 60.0 + int(number or 0))
+        statuses[name] = nurse(pid, 120.0 + 2.0 * int(number or 0))
     say(json.dumps(statuses))
 
 

@@ -267,6 +267,57 @@ def test_a_write_that_the_kernel_cuts_short(copy, pristine):
     assert verify(copy, pristine.root_hash) == []
 
 
+TRACE = """
+import resource, signal, sys, json
+from pathlib import Path
+import torch
+from inferscope.capture import saving, session
+from inferscope.capture.session import Options, Session
+from inferscope.errors import EvidenceError
+root, limit = Path(sys.argv[1]), int(sys.argv[2])
+one = Session(1, "score", 10**9)
+one.open(torch, Options())
+for _ in range(500): torch.add(torch.ones(2), 1)
+one.close()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+kept = saving.Kept("s0-r1", root, one, True, "score", 1, 1, requests=(1,))
+import time
+try: saving.save_trace(kept, time.perf_counter_ns); print("saved")
+except EvidenceError as error: print(error)
+print(json.dumps(sorted(path.name for path in root.rglob("*") if path.is_file())))
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 20_000])
+def test_a_trace_for_which_the_disk_has_no_room_leaves_nothing_and_harms_nothing(copy, pristine, limit):
+    """torch says nothing when it cannot write; what it wrote is looked at."""
+    done = subprocess.run([sys.executable, "-c", TRACE, str(copy), str(limit)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said, files = [line for line in done.stdout.splitlines() if line.startswith(("s0-r1", "saved", "["))]
+    assert "s0-r1.trace.json" in said
+    assert "s0-r1.trace.json" not in files
+    assert not [name for name in json.loads(files) if name.startswith(".")]
+    assert verify(copy, pristine.root_hash) == []
+
+
+def test_a_directory_that_is_read_only(copy, pristine, monkeypatch):
+    again, real = Bundle.open(copy), os.open
+
+    def read_only(path, flags, *rest):
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(bundle_module.os, "open", read_only)
+    with pytest.raises(EvidenceError, match="Read-only file system"):
+        again.add_json("x.json", {})
+    with pytest.raises(EvidenceError, match="Read-only file system"):
+        again.publish("closed")
+    monkeypatch.undo()
+    assert verify(copy, pristine.root_hash) == []
+
+
 def test_a_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "incidents").write_text("a file where the directory should be")
     with pytest.raises(EvidenceError, match="cannot be written"):

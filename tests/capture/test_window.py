@@ -14,6 +14,7 @@ import torch
 from inferscope.capture import CaptureBudget, RequestScopedCapture, State, Target, saving, session, window, windows
 from inferscope.capture.plan import Plan
 from inferscope.capture.window import Pacing, is_fixed
+from inferscope.control.protocol import Wanted
 from inferscope.errors import ConfigurationError
 from inferscope.record import core
 from inferscope.types import ClassKey, Reason, RequestRecord
@@ -44,6 +45,7 @@ RISKY = CaptureBudget(max_share=1.0, free_memory_mb=0, slow=4, body=0, cooldown_
         ({"tier": 3, "allow_stall_ms": 0}, "allow_stall_ms"),
         ({"tier": 3, "allow_stall_ms": "20"}, "allow_stall_ms"),
         ({"tier": 3, "allow_stall_ms": 20, "window_ms": 20_000}, "window_ms"),
+        ({"tier": 3, "allow_stall_ms": 20, "window_ms": 100, "stacks": True}, "stacks"),
     ],
 )
 def test_plans_that_make_no_sense_are_refused_by_name(words, key):
@@ -60,11 +62,10 @@ def test_plans_say_whether_they_record_all_threads():
 
 
 def test_what_channels_ask_for():
-    wanted = types.SimpleNamespace(requests=3, window_ms=None, tier=3, allow_stall_ms=30)
+    wanted = Wanted("slow", 3, tier=3, shapes=True, stacks=True, allow_stall_ms=30)
     assert Plan.of(wanted) == Plan(tier=3, requests=3, shapes=True, stacks=True, allow_stall_ms=30)
-    wanted.window_ms = 100
-    assert Plan.of(wanted) == Plan(tier=3, requests=3, shapes=True, allow_stall_ms=30, window_ms=100)
-    assert Plan.of(types.SimpleNamespace(requests=8, window_ms=None, tier=1, allow_stall_ms=5)) == Plan()
+    assert Plan.of(Wanted("slow", 3, window_ms=100, tier=3, shapes=True, allow_stall_ms=30)).windows
+    assert Plan.of(Wanted("slow")) == Plan()
 
 
 # Which torch

@@ -156,8 +156,8 @@ incident.CAPTURE_S = 6.0
 start(budget=CaptureBudget(all_threads=True, free_memory_mb=0, cooldown_s=0))
 said["windows"] = refused(tier=2, window_ms=100, requests=2)
 said["over"] = over(20)
-said["no_stall"] = refused(tier=3)
-said["deep"] = refused(tier=3, allow_stall_ms=200, requests=1)
+said["no_stall"] = refused(tier=3, shapes=True)
+said["deep"] = refused(tier=3, shapes=True, stacks=True, allow_stall_ms=200, requests=1)
 said["over_too"] = over(20)
 said["failures"] = scope.status()["failures"]
 stop.set()
