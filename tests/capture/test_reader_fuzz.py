@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -121,3 +122,12 @@ def test_the_schema_knows_its_own_fields():
     assert find("manifest-3.json", "objective.asked_by.reason") == "audit"
     assert find("evidence-0-1.json", "payload") is None
     assert {kind for _, _, kind in FIELDS} <= set(CLASSES)
+
+
+def test_the_published_schema_is_the_one_in_force():
+    page = (Path(__file__).parents[2] / "docs" / "incidents.md").read_text()
+    for name, meaning in CLASSES.items():
+        assert f"| `{name}` | {meaning} |" in page
+    for artefact, field, kind in FIELDS:
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{artefact}` |")]
+        assert f"`{field}` {kind}" in row
