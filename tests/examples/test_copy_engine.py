@@ -10,6 +10,7 @@ import torch
 
 from examples.risk_scoring import copy_engine
 from inferscope import InferscopeError
+from inferscope.integration import Registry, copies, forget_copies
 from inferscope.testing import accelerator
 
 MIB = torch.zeros(1 << 18)  # 1 MiB of float32
@@ -144,6 +145,20 @@ def test_the_simulated_accelerator_does_the_same():
     (*_, table) = device.copies
     assert table.asked_ns <= table.start_ns < table.end_ns <= table.returned_ns
     assert table.nbytes == device.table(50).nbytes
+
+
+def test_the_line_that_asks_for_a_copy_is_the_services_own():
+    registry = Registry()
+    registry.instrument(["copies"])
+    device = copy_engine.choose("simulated")
+    forget_copies()
+    device.to_device(torch.zeros(8))
+    device.to_device(device.pinned(8), non_blocking=True)
+    registry.uninstrument()
+    rows = [row for row in copies() if row["name"] == "h2d"]
+    forget_copies()
+    assert [(row["sync"], row["pageable"]) for row in rows] == [(1, 1), (0, 0)]
+    assert all("(test_copy_engine.py:" in row["site"] for row in rows)
 
 
 @pytest.mark.gpu
