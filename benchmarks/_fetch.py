@@ -177,7 +177,7 @@ def _apt(deadline, *, suite=SUITE):
     (base / "status").touch()
     own = {"Etc": "etc", "Etc::sourceparts": "none", "State": "state", "State::status": "status", "Cache": "cache"}
     options = [word for key, part in own.items() for word in ("-o", f"Dir::{key}={base / part}")]
-    options += ["-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none", "-o", "Acquire::Retries=1"]
+    options += ["-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none", "-o", "Acquire::Retries=1", "-o", "APT::Update::Error-Mode=any"]
     if not any((base / "state" / "lists").glob("*_Packages*")):
         _run(["apt-get", *options, "update"], deadline)
     return options
