@@ -397,6 +397,10 @@ def quantile(values, q):
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
 
+COMPARED = ("request ", "stage ", "queue threadpool")
+"""Series of the requests' own; how late the event loop runs is the process's."""
+
+
 def service(pairs, seconds):
     from _servers import free_port
 
@@ -413,7 +417,9 @@ def service(pairs, seconds):
                 found = {kind: both[kind].slice(seconds) for kind in order}
                 for q, values in ratios.items():
                     values.append(quantile(found["auto"], q) / quantile(found["hand"], q))
-            said = {kind: set(json.loads(each.ask("/stages"))["seen"]) for kind, each in both.items()}
+            said = {
+                kind: {name for name in json.loads(each.ask("/stages"))["seen"] if name.startswith(COMPARED)} for kind, each in both.items()
+            }
         finally:
             for each in both.values():
                 each.end()

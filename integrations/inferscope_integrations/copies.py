@@ -250,7 +250,7 @@ def _copying(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
 
     def make(original: Any, patch: Patch) -> Callable[..., Any]:
         def copy_(self: Any, *args: Any, **kwargs: Any) -> Any:
-            src = args[0] if args else kwargs.get("src")
+            src: Any = args[0] if args else kwargs.get("src")
             if is_compiling() or not patch.active or not isinstance(src, torch.Tensor):
                 return original(self, *args, **kwargs)
             non_blocking = bool(args[1] if len(args) > 1 else kwargs.get("non_blocking"))

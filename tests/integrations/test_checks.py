@@ -136,6 +136,24 @@ def test_an_integration_that_imports_its_library_is_told(tmp_path: Path, monkeyp
     assert [problem for problem in found if "imports eager_library" in problem]
 
 
+def test_the_template_passes_and_records(seen) -> None:
+    import importlib.util
+    import json
+
+    spec = importlib.util.spec_from_file_location("integration_template", Path(__file__).parents[2] / "integrations" / "template.py")
+    template = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(template)
+    assert problems(template.JsonIntegration(), use=lambda: json.JSONEncoder().encode({"a": 1})) == []
+    from inferscope.integration import Registry
+
+    registry = Registry()
+    registry.add(template.JsonIntegration())
+    with core.default.request("answer"):
+        json.JSONEncoder().encode({"a": 1})
+    registry.uninstrument()
+    assert "json" in seen.columns(seen.requests()[0])
+
+
 OURS = sorted(point.name for point in importlib.metadata.entry_points(group=GROUP) if point.value.startswith("inferscope_integrations."))
 
 
