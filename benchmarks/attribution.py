@@ -18,12 +18,14 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from _evidence import blame_rows, cost_rows, scenario_rows
 
 from inferscope.diagnose import attribute, merge, plan
 
 ROOT = Path(__file__).resolve().parents[1]
 CAUSES = ("copy:h2d", "lock:rules")
-TRACE_BYTES = 100 << 20
+TRACE_BYTES, LARGE_BYTES = 100 << 20, 500 << 20
+RATE = 2000
 
 CHILD = """
 import re, sys, time
@@ -86,18 +88,15 @@ def sample_rows(runs):
 
 
 def long_rows(runs, truth):
-    """Five minutes against the population; episodes, not requests, decide the error, so the rate is low to save time.
-
-    The p90 is what about 360 episodes allow (see the width of the intervals).
-    """
+    """Five minutes at 2000 requests/s, as the target says, against the population: episodes decide the error, and at a lower rate each holds fewer requests."""
     errors = []
     for seed in range(runs):
-        _, found = attributed(S.simulate(300, 150, seed=500 + seed))
+        _, found = attributed(S.simulate(300, RATE, seed=500 + seed))
         errors.append(100 * max(abs(found.share(label).share - truth[LABEL[label]]) for label in CAUSES))
     typical, high = float(np.median(errors)), float(np.quantile(errors, 0.9))
     return [
         row(f"share error against the population after 300 s, median of {runs}", typical, "points", "<= 5", typical <= 5),
-        row(f"share error against the population after 300 s, p90 of {runs}", high, "points", "reported", holds=True),
+        row(f"share error against the population after 300 s, p90 of {runs}", high, "points", "<= 5", high <= 5),
     ]
 
 
@@ -192,6 +191,18 @@ def trace_rows():
     ]
 
 
+def large_rows():
+    """Memory for 500 MB; the full run only, since writing and reading it takes a minute."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "large.trace.json"
+        write_trace(path, LARGE_BYTES)
+        _, seconds, peak = child(path)
+    return [
+        row("trace of 500 MB, time", seconds, "s", "reported", holds=True),
+        row("trace of 500 MB, peak resident memory", peak, "MiB", "<= 200", peak <= 200),
+    ]
+
+
 def incident_rows():
     """The child process on an incident of five minutes at 500 requests/s."""
     with tempfile.TemporaryDirectory() as folder:
@@ -219,10 +230,14 @@ def main():
     rows = [
         *incident_rows(),
         *trace_rows(),
-        *sample_rows(4 if options.quick else 20),
-        *long_rows(20 if options.quick else 100, truth),
-        *coverage_rows(200 if options.quick else 1000, truth),
-        *what_if_rows(3 if options.quick else 10),
+        *([] if options.quick else large_rows()),
+        *scenario_rows(1 if options.quick else 5),
+        *blame_rows(1 if options.quick else 5, 4.0 if options.quick else 20.0),
+        *cost_rows(41 if options.quick else 201),
+        *sample_rows(2 if options.quick else 20),
+        *long_rows(10 if options.quick else 100, truth),
+        *coverage_rows(100 if options.quick else 1000, truth),
+        *what_if_rows(2 if options.quick else 10),
     ]
     width = max(len(entry["name"]) for entry in rows)
     for entry in rows:

@@ -119,13 +119,15 @@ def evidence(
     ids = sorted(set(band.tolist()), key=lambda b: (wall[band == b].min(), b))
     index, counts = np.unique(hdr_index(wall), return_counts=True)
     second = requests.start // 10**9
-    blocks = []
-    for t in np.unique(second).tolist():
-        inside = second == t
-        tail = inside & (wall > edges[0])
-        blocks.append(
-            {"t_ns": t * 10**9, "count": int(inside.sum()), "tail_count": int(tail.sum()), "tail_sums": vectors[tail].sum(axis=0).tolist()}
-        )
+    places = np.unique(second, return_inverse=True)
+    slow = wall > edges[0]
+    tails = np.zeros((len(places[0]), vectors.shape[1]), np.int64)
+    np.add.at(tails, places[1][slow], vectors[slow])
+    counts_, tail_counts = np.bincount(places[1]), np.bincount(places[1][slow], minlength=len(places[0]))
+    blocks = [
+        {"t_ns": t * 10**9, "count": n, "tail_count": k, "tail_sums": sums}
+        for t, n, k, sums in zip(places[0].tolist(), counts_.tolist(), tail_counts.tolist(), tails.tolist(), strict=True)
+    ]
     return {
         "schema": 1,
         "slot": slot,

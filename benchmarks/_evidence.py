@@ -1,0 +1,230 @@
+"""Rows about the evidence itself: wait states of a thread, who is blamed for a lock's queue, and what taking evidence costs a request."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import multiprocessing
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+from _harness import ROOT, row
+
+from inferscope.record import core
+
+EXPECTED = {
+    "sleeping": {"sleep"},
+    "locked": {"lock"},
+    "reading": {"io"},
+    "computing": {"cpu", "run-queue"},
+    "contended": {"gil"},
+    "starved": {"run-queue"},
+}
+"""A computing thread of a busy machine is ready without a CPU part of the time: both are the kernel's own clocks, and neither is a wait of its code."""
+BLOCKED = ("gil", "lock", "sleep", "io")
+LEAST = 0.15
+RATE, SERVICE_S, HOLD_S, RELOAD_S = 300.0, 50e-6, 0.045, 0.9
+THREADS = 24
+
+
+def dominant(found):
+    """What a thread's time is called: its largest blocked state when that takes a part of the time that it was not merely ready for a CPU, which is
+    the machine's doing; else the larger of the kernel's two clocks.
+    """
+    blocked = {name: found[name] for name in BLOCKED}
+    most = max(blocked, key=blocked.get)
+    if blocked[most] >= LEAST * (found["wall"] - found["run-queue"]):
+        return most
+    return "cpu" if found["cpu"] >= found["run-queue"] else "run-queue"
+
+
+def burn():
+    while True:
+        sum(range(1000))
+
+
+def scenario_rows(runs):
+    """Six wait states in a process of their own, on the machine as it is and with a burner for each CPU."""
+    path = ROOT / "tests" / "host" / "scenarios.py"
+    rows = []
+    for loaded in (False, True):
+        burners = [multiprocessing.Process(target=burn, daemon=True) for _ in range(multiprocessing.cpu_count())] if loaded else []
+        for process in burners:
+            process.start()
+        wrong = []
+        for name, states in EXPECTED.items():
+            for _ in range(runs):
+                done = subprocess.run([sys.executable, str(path), name], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+                found = json.loads(done.stdout)
+                if found["reason"] is not None:
+                    return [row("wait states: nothing can be sampled here", 0, "", "reported", note=found["reason"])]
+                if dominant(found) not in states:
+                    wrong.append(f"{name}: {dominant(found)}")
+        for process in burners:
+            process.terminate()
+            process.join()
+        total = runs * len(EXPECTED)
+        name = f"dominant wait state right, {'a burner on each CPU' if loaded else 'machine as it is'}, of {total}"
+        rows.append(row(name, total - len(wrong), "runs", f"== {total}", holds=not wrong, note=", ".join(wrong)))
+    return rows
+
+
+def compute(seconds):
+    """A short hold: a machine wakes nobody so soon."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+class Queue:
+    """Requests that take one named lock for a moment, and a reload that holds it long; arrivals are seeded."""
+
+    def __init__(self, seconds, reload_s):
+        self.recorder = core.Recorder()
+        self.lock = self.recorder.lock("rules", threading.Lock())
+        self.seconds, self.reload_s = seconds, reload_s
+        self.waited, self.mutex = 0, threading.Lock()
+
+    def apply(self, arrivals):
+        for at in arrivals:
+            time.sleep(max(0.0, self.begin + at - time.perf_counter()))
+            asked = time.perf_counter_ns()
+            with self.lock:
+                waited = time.perf_counter_ns() - asked
+                compute(SERVICE_S)
+            with self.mutex:
+                self.waited += waited
+
+    def reload(self, moments):
+        for at in moments:
+            time.sleep(max(0.0, self.begin + at - time.perf_counter()))
+            self.renew()
+
+    def renew(self):
+        with self.lock:
+            time.sleep(self.reload_s) if self.reload_s > SERVICE_S else compute(self.reload_s)
+
+    def run(self, seed):
+        """(waiting of all requests, part of it blamed on the reload), ns and fraction."""
+        draw = random.Random(seed)
+        arrivals, at = [[] for _ in range(THREADS)], 0.0
+        while at < self.seconds:
+            at += draw.expovariate(RATE)
+            arrivals[draw.randrange(THREADS)].append(at)
+        moments = [n * RELOAD_S + draw.uniform(0, 0.3) for n in range(int(self.seconds / RELOAD_S))]
+        self.begin = time.perf_counter() + 0.1
+        threads = [threading.Thread(target=self.apply, args=(each,)) for each in arrivals]
+        threads.append(threading.Thread(target=self.reload, args=(moments,)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rows = self.recorder.lock_sites()
+        total = sum(entry[5] for entry in rows)
+        blamed = sum(entry[5] for entry in rows if "renew" in entry[2])
+        return self.waited, blamed / total if total else 0.0
+
+
+def blame_rows(runs, seconds):
+    """The root holder's part of all waiting, against how much of it goes away when that holder lets go at once."""
+    errors = []
+    blamed_, gone_ = [], []
+    for seed in range(runs):
+        waited, blamed = Queue(seconds, HOLD_S).run(seed)
+        without, _ = Queue(seconds, SERVICE_S).run(seed)
+        gone = 1.0 - without / waited
+        errors.append(100 * abs(blamed - gone))
+        blamed_.append(100 * blamed)
+        gone_.append(100 * gone)
+    worst = max(errors)
+    note = f"blamed {statistics.median(blamed_):.1f} %, goes away {statistics.median(gone_):.1f} %"
+    return [row(f"root-holder blame against the counterfactual, worst of {runs}", worst, "points", "<= 5", holds=worst <= 5, note=note)]
+
+
+def stages(recorder, count):
+    for _ in range(count):
+        with recorder.request("score"):
+            for name in NAMES:
+                with recorder.stage(name):
+                    pass
+
+
+NAMES = [f"stage-{number}" for number in range(8)]
+
+
+def plain(recorder, count):
+    for _ in range(count):
+        with recorder.request("score"):
+            pass
+
+
+def spent(work, *arguments):
+    """CPU time of this thread, ns."""
+    began = time.thread_time_ns()
+    contextvars.Context().run(work, *arguments)
+    return time.thread_time_ns() - began
+
+
+def clocks(count):
+    now = time.perf_counter_ns
+    for _ in range(count):
+        now()
+        now()
+
+
+def cost_rows(rounds):
+    """The default tier (CPU time and switches at a request's ends) and the armed one (capture hooks on a request and its 8 stages as well)."""
+    default, armed = core.Recorder(), core.Recorder()
+    default.cpu_mode = armed.cpu_mode = "on"
+    armed.set_hooks(on_start=lambda _: False, on_enter=None, on_exit=None, on_finish=lambda _, __: None)
+    armed.armed = True
+    ratios, micros = [], []
+    for _ in range(rounds):
+        two = spent(clocks, 400) / 400
+        ratios.append(spent(plain, default, 200) / 200 / two)
+        micros.append(spent(stages, armed, 100) / 100 / 1e3)
+        for recorder in (default, armed):
+            recorder.drain()
+            recorder.begin_epoch()
+    ratio, micro = statistics.median(ratios), statistics.median(micros)
+    return [
+        row("default tier, a request", ratio, "x two clock reads", "<= 28", holds=ratio <= 28),
+        row("armed tier, a request of 8 stages", micro, "us", "<= 25", holds=micro <= 25),
+        *sampler_rows(),
+    ]
+
+
+def sampler_rows():
+    """What sampling every 10 ms costs while armed: a thread of ours pays, requests do not."""
+    from inferscope.host.gil import PERIOD_S, Sampler
+
+    stop = threading.Event()
+
+    def serve():
+        while not stop.wait(0.02):
+            sum(range(20_000))
+
+    threads = [threading.Thread(target=serve, name=f"serve-{n}") for n in range(16)]
+    for thread in threads:
+        thread.start()
+    sampler = Sampler()
+    if not sampler.arm():
+        stop.set()
+        return []
+    costs = []
+    for _ in range(120):
+        began = time.thread_time_ns()
+        sampler.sample()
+        costs.append(time.thread_time_ns() - began)
+        time.sleep(PERIOD_S)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    each = statistics.median(costs) / 1e3
+    return [
+        row("sampler of 16 busy threads while armed, each look", each, "us", "reported", note=f"{each / PERIOD_S / 1e4:.1f} % of a CPU")
+    ]
