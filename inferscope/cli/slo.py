@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 from inferscope.cli.asking import ask, change, worker_arguments
 from inferscope.cli.output import emit
+from inferscope.cli.status import counted
 from inferscope.control import workers
 from inferscope.detect.slo import SLO
 from inferscope.errors import InferscopeError
@@ -61,8 +62,7 @@ def _show(options: argparse.Namespace) -> int:
         raise InferscopeError(f"{worker.name}: {answer['why']}")
     objectives = cast("dict[str, dict[str, Any]]", answer["result"].get("objectives") or {})
     lines = [
-        f"  {name}: {held.get('phase', 'n/a')}, {held.get('promise') or 'a trigger'}; {held.get('exceeding', 'n/a')} of {held.get('requests', 'n/a')}"
-        for name, held in objectives.items()
+        f"  {name}: {held.get('phase', 'n/a')}, {held.get('promise') or 'a trigger'}; {counted(held)}" for name, held in objectives.items()
     ]
     value = {"service": worker.service, "slot": worker.slot, "pid": worker.pid, "objectives": objectives}
     emit(options, value, "\n".join([worker.name, *lines]) if lines else f"{worker.name}: no objective")

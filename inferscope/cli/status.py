@@ -50,6 +50,12 @@ def _short(value: Any) -> str:
     return str(_table(value).get("state", "on")) if isinstance(value, dict) else str(value)
 
 
+def counted(held: dict[str, Any]) -> str:
+    """How much of what was judged was bad."""
+    share = f"{held.get('exceeding', 'n/a')} of {held.get('requests', 'n/a')}"
+    return f"{share} seconds bad" if held.get("unit") == "seconds" else f"{share} above the objective"
+
+
 def _lines(row: dict[str, Any]) -> list[str]:
     head = f"{row['service']}/{row['slot']}  pid {row['pid'] or 'n/a'}"
     if row["status"] is None:
@@ -61,10 +67,11 @@ def _lines(row: dict[str, Any]) -> list[str]:
     lines = [f"{head}  {', '.join(words)}"]
     for name, state in _table(status.get("objectives")).items():
         held = _table(state)
-        lines.append(
-            f"  {name}: {held.get('phase', 'n/a')}, {held.get('exceeding', 'n/a')} of {held.get('requests', 'n/a')} above the objective"
-        )
+        lines.append(f"  {name}: {held.get('phase', 'n/a')}, {counted(held)}")
     lines += [f"  incident {status['incident']}"] if status.get("incident") else []
+    lines += [f"  {part} was switched off on demand" for part in cast("list[object]", status.get("switched_off_on_demand") or [])]
+    file = _table(status.get("settings_file"))
+    lines += [f"  settings file: {file['latest']}"] if file.get("latest") not in {None, "", "off"} else []
     lines += [f"  {part} is off: {why}" for part, why in _table(status.get("switched_off")).items()]
     problems: list[object] = status.get("problems") or []
     lines += [f"  {line}" for line in problems]

@@ -68,6 +68,8 @@ class LevelDetector:
         """The latest value that was judged."""
         self.design_effect = 1.0
         self.warmup_requests = self.excluded = 0
+        self.seconds = self.bad_seconds = 0
+        """Judged so far, in all phases but warm-up."""
         self._persistence = persistence
         self._window_ns = int(window_s * NS_PER_S)
         self._cooldown = Cooldown(cooldown_s)
@@ -112,6 +114,8 @@ class LevelDetector:
         if seen is None:
             return None
         self.statistic = seen.value
+        if self.phase != "warming":
+            self.seconds, self.bad_seconds = self.seconds + 1, self.bad_seconds + seen.bad
         if self.phase == "cooldown" and self._cooldown.over(now_ns):
             self._cooldown.end()
             self.phase = "armed"

@@ -43,14 +43,17 @@ class ObjectiveState:
     """Natural logarithm of the e-detector's mean evidence, or the burn rate."""
     design_effect: float
     requests: int
-    """Judged requests, in all phases but warm-up."""
+    """Judged requests, in all phases but warm-up; seconds where a level is watched."""
     exceeding: int
+    """Requests above the objective; bad seconds."""
     warmup_requests: int
     """Not judged because they came during warm-up."""
     excluded: int
     """Not judged because they were profiled or shed, or cancelled early."""
     promise: str = ""
     """What is promised, in words; empty for a trigger."""
+    unit: str = "requests"
+    """What was judged: `requests` or `seconds`."""
 
 
 class Trigger:
@@ -152,6 +155,7 @@ class Trigger:
                 watch.judge.warmup_requests,
                 watch.judge.excluded,
                 watch.promise,
+                "seconds" if isinstance(watch.judge, LevelDetector) else "requests",
             )
             for watch in self._watches
         }
@@ -220,7 +224,9 @@ class Trigger:
     def _judge(self, now_ns: int, watch: Watch, row: Counts) -> None:
         before = watch.judge.phase
         fired = watch.judge.judge(now_ns, row)
-        if before != "warming":
+        if isinstance(watch.judge, LevelDetector):
+            watch.requests, watch.exceeding = watch.judge.seconds, watch.judge.bad_seconds
+        elif before != "warming":
             watch.requests += row.requests
             watch.exceeding += row.exceeding
         if before == "open" and watch.judge.phase != "open" and watch.breach is not None:

@@ -175,6 +175,7 @@ class Judging:
                     "excluded": state.excluded,
                     "warmup_requests": state.warmup_requests,
                     "promise": state.promise,
+                    "unit": state.unit,
                 }
                 for name, state in self.trigger.state.items()
             },

@@ -279,6 +279,8 @@ def test_what_else_an_objective_promises_is_watched_beside_its_latency():
     assert (breach.slo, breach.trigger, breach.threshold_ms) == ("score", "jitter", 500.0)
     (breach,) = seconds(trigger, [good[0], good[1], Counts(50, 9_000_000), *good[3:]], 30, start=80)
     assert (breach.slo, breach.trigger) == ("score", "throughput")
+    state = trigger.state["score:throughput"]
+    assert (state.unit, state.requests > 60, 3 <= state.exceeding <= 25) == ("seconds", True, True)
     (breach,) = seconds(trigger, [*good[:3], BAD, good[4]], 30, start=110)
     assert (breach.slo, breach.trigger) == ("score", "gpu_memory")
     trigger.note_cause("score", "score:copy", "gpu_memory")
