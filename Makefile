@@ -19,7 +19,7 @@ define selected
   if [ $$status -eq 5 ]; then echo "make $@: no test was selected, so nothing was checked" >&2; fi; exit $$status; }
 endef
 
-.PHONY: help venv native demo demo-seeds test check format docs bench faults soak soak-capture test-backends test-integrations clean
+.PHONY: help venv native demo demo-seeds test check format docs bench faults soak soak-capture test-backends test-integrations wheels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ test-backends: venv ## fetch receivers and databases of other projects into buil
 
 test-integrations: venv ## integrations against real libraries and servers, fetched into build; skips what cannot be had
 	@python="$$($(BIN)/python benchmarks/_servers.py)"; SERVERS_FETCH=1 "$$python" -m pytest tests/integrations tests/cli/test_run.py tests/cli/test_run_servers.py $(ARGS)
+
+wheels: ## build a wheel for each of ARGS (python3.11 python3.13) and a pure one into dist/, and test each where it is installed
+	@.ci/wheels $(ARGS)
 
 clean: ## remove what builds and tests leave; keeps .venv
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .core-*

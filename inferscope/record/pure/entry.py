@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inferscope.record import compiled
 from inferscope.record.compiled import at_home, seen_as
 from inferscope.record.pure.noop import NOOP
-from inferscope.record.pure.span import Span
+from inferscope.record.pure.span import NEVER, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,13 +26,19 @@ def public(recorder: Recorder, *, silent: bool = False) -> tuple[Callable[..., A
         silent: They give the shared no-op whatever the recorder's `enabled` says.
     """
     stages = recorder.registry.stages
-    opened: Callable[[Any], Any] = Span
-    none = NOOP
+    opened: Callable[[], Any] = Span
+    none, never = NOOP, NEVER  # `at_home` leaves a function no globals of its own
     request_method = recorder.request
 
     def stage(name: str, /) -> Any:
         try:
-            return opened(stages[name]) if recorder.enabled else none
+            if not recorder.enabled:
+                return none
+            made = opened()  # as `Recorder.stage`
+            made.stage = definition = stages[name]
+            made.column = definition.column
+            made.start_ns = never
+            return made
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             recorder.failed()
             return none

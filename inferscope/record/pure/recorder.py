@@ -14,7 +14,7 @@ from inferscope.record.pure.noop import NOOP, Noop
 from inferscope.record.pure.registry import NAME_LIMIT, NO_COLUMN, Registry
 from inferscope.record.pure.request import Request
 from inferscope.record.pure.retention import Retention
-from inferscope.record.pure.span import Span
+from inferscope.record.pure.span import NEVER, Span
 from inferscope.record.pure.splice import splice
 from inferscope.record.pure.state import Shared, ThreadState
 
@@ -45,6 +45,7 @@ class Recorder(Shared):
         super().__init__(clock)
         self.next_id = count(1).__next__
         self.registry = Registry(self)
+        self.stages = self.registry.stages
         self.retention = Retention(self.losses)
         self.sites = Sites()
         self.lock_holds = True
@@ -53,7 +54,13 @@ class Recorder(Shared):
     def stage(self, name: str, /) -> Span:
         """A span of a stage: `with recorder.stage("x"):` or `@recorder.stage("x")`; while disabled the no-op, which acts as one."""
         try:
-            return Span(self.registry.stages[name]) if self.enabled else NOOP  # type: ignore[return-value]  # a union is no typed decorator
+            if not self.enabled:
+                return NOOP  # type: ignore[return-value]  # a union is no typed decorator
+            made = Span()  # as `Span.of`, whose call would cost a tenth of the whole
+            made.stage = definition = self.stages[name]
+            made.column = definition.column
+            made.start_ns = NEVER
+            return made
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             self.failed()
             return NOOP  # type: ignore[return-value]

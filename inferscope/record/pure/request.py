@@ -136,7 +136,7 @@ class Request:
         self.id = recorder.next_id()
         self._clear()
         if nested:
-            self._outer = Span(recorder.registry.nested(of.name))
+            self._outer = Span.of(recorder.registry.nested(of.name))
             self._outer.__enter__()
         else:
             self._outer = None

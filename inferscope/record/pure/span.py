@@ -6,7 +6,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
 
 from inferscope.record.pure.decorate import decorate
-from inferscope.record.pure.histogram import HIGHEST_NS
 from inferscope.types import SpanFlag
 
 if TYPE_CHECKING:
@@ -20,13 +19,18 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
-__all__ = ["POSITIONS", "Mark", "Span"]
+__all__ = ["NEVER", "POSITIONS", "Mark", "Span"]
 
 POSITIONS: Final = 64
 """Positions that a request keeps; beyond them sums go on, positions are lost."""
 
 
-_NEVER: Final = -1
+NEVER: Final = -1
+"""`start_ns` of a span that was not entered."""
+_BITS: Final = 35
+"""Durations of fewer bits, up to 17 s, are counted here, longer ones by `Series.record`."""
+_SHIFT: Final = tuple(max(bits - 8, 0) for bits in range(_BITS))
+_FIRST: Final = tuple(shift << 7 for shift in _SHIFT)
 
 
 class Mark:
@@ -54,6 +58,9 @@ class Span:
 
     __slots__ = ("column", "end_ns", "flags", "inner", "parent", "request", "stage", "start_ns")
 
+    column: int
+    stage: Definition
+    start_ns: int
     parent: Span | Request
     request: Request | None
     inner: list[Span]
@@ -63,10 +70,14 @@ class Span:
     kind: ClassVar[str] = "with"
     """What hooks are told: `with`, `call`, or empty for those that hooks do not hear of."""
 
-    def __init__(self, stage: Definition) -> None:
-        self.stage = stage
-        self.column = stage.column
-        self.start_ns = _NEVER
+    @classmethod
+    def of(cls, stage: Definition) -> Self:
+        """A span of a stage. There is no `__init__`: the call would cost a tenth of the whole."""
+        made = cls()
+        made.stage = stage
+        made.column = stage.column
+        made.start_ns = NEVER
+        return made
 
     @property
     def aux(self) -> int:
@@ -80,16 +91,16 @@ class Span:
 
     def __enter__(self) -> Self:
         stage = self.stage
-        if self.start_ns != _NEVER:
+        if self.start_ns != NEVER:
             return self._enter_again()
         try:
-            self.request = request = stage.current()
+            current = stage.current
+            self.request = request = current()
             if request is not None:
-                parent = request.top
+                self.parent = parent = request.top  # type: ignore[assignment]  # None: closed, and this span will be late
                 if parent is not None:
                     if request.wanted and self.kind:
                         stage.shared.enter_hook(request, stage.name, self.kind)
-                    self.parent = parent
                     self.flags = 0 if get_ident() == request.ident else request.elsewhere()
                     spans = request.spans
                     if len(spans) < POSITIONS:
@@ -97,7 +108,8 @@ class Span:
                     else:
                         request.truncated = True
                     request.top = self
-            self.start_ns = stage.clock()
+            clock = stage.clock
+            self.start_ns = clock()
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application
             self._undo()
             self.__class__ = cast(Any, _Dead)
@@ -107,17 +119,16 @@ class Span:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         stage = self.stage
         try:
-            end = stage.clock()
+            clock = stage.clock
+            end = clock()
             duration = end - self.start_ns
-            series = stage.series
-            if 0 <= duration <= HIGHEST_NS:
-                # The coarse layout of `Series.index_of`, inline: a call would cost as much as the rest.
-                bucket = (duration | 255).bit_length() - 8
-                index = (bucket << 7) + (duration >> bucket)
-                stage.counts[index] += 1
-                series.sum_ns += duration
+            bits = duration.bit_length()
+            if bits < _BITS and duration >= 0:
+                # The coarse layout of `Series.index_of` by table: a call would cost as much as the rest.
+                stage.counts[_FIRST[bits] + (duration >> _SHIFT[bits])] += 1
+                stage.series.sum_ns += duration
             else:
-                series.record(duration)
+                stage.series.record(duration)
             request = self.request
             if request is not None:
                 if request.top is self:
@@ -142,7 +153,7 @@ class Span:
             if self.__class__ is Span:
                 self.inner = []
                 self.__class__ = cast(Any, _Reentered)
-            again = Span(self.stage)
+            again = Span.of(self.stage)
             self.inner.append(again)
             again.__enter__()
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application
@@ -154,13 +165,13 @@ class Span:
         request: Request | None = getattr(self, "request", None)
         if request is not None and request.top is self:
             request.top = self.parent
-        if request is not None and self.start_ns == _NEVER and request.spans and request.spans[-1] is self:
+        if request is not None and self.start_ns == NEVER and request.spans and request.spans[-1] is self:
             request.spans.pop()
 
     def __call__(self, function: F) -> F:
         """Time every call of a function, coroutine function, generator or asynchronous generator under this name."""
         stage = self.stage
-        return decorate(function, lambda kind: _KINDS[kind](stage), stage.shared)
+        return decorate(function, lambda kind: _KINDS[kind].of(stage), stage.shared)
 
 
 class _Reentered(Span):
