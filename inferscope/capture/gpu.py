@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.capture import session
+from inferscope.capture.monitor import monitor_runs
 from inferscope.capture.session import Options
 from inferscope.clock import NS_PER_S
 from inferscope.device.backends import captures
@@ -112,6 +113,8 @@ class Gpu:
     def _left_out(self, torch: Any) -> str | None:
         if injected():
             return "cupti_occupied"
+        if monitor_runs():
+            return "cupti_monitor"
         version = getattr(torch, "version", None)
         if getattr(version, "hip", None):
             return "rocm"

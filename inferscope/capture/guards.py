@@ -38,6 +38,7 @@ REASONS: Final[Mapping[str, str]] = {
     "cuda_unused": "CUDA holds no memory of this process yet",
     "cuda_old": "CUDA before 12.6, where the end of a session beside CUDA graphs crashes",
     "cupti_occupied": "another tool (Nsight, compute-sanitizer, rocprof) owns CUPTI",
+    "cupti_monitor": "torch's own CUPTI monitor records the GPU in this process; the incident has a window of it",
     "rocm": "sessions beside graphs are not safe with ROCm",
     "no_kernels": "sessions that were to record the GPU saw no kernel",
     "kineto_cpu_only": "the first session of this process ran before CUDA was in use, which decides for Kineto",

@@ -358,6 +358,9 @@ class IncidentKeeper:
         if capture is not None:
             capture.disarm()
             self._drain(capture, _LAST_DRAIN_S if self._stopping else _DRAIN_S)
+            gpu = None if self._stopping else capture.monitor.end()
+            if gpu is not None:
+                write_evidence(held.directory / f"gpu-{self._sources.pod.slot.index}-1.json", gpu)
         if not held.owned and not still_wanted(self._sources.pod, held.directory):
             return
         self.stacks.disarm()

@@ -19,6 +19,7 @@ from inferscope import guard
 from inferscope.capture import guards, session
 from inferscope.capture.budget import CaptureBudget
 from inferscope.capture.lifecycle import follow_process
+from inferscope.capture.monitor import Monitor
 from inferscope.capture.recording import Recording
 from inferscope.capture.saving import Kept, Shelf
 from inferscope.capture.session import Options, State
@@ -99,6 +100,7 @@ class RequestScopedCapture:
         self.recording = Recording(self.budget, set_armed, clock)
         self.shelf = Shelf(self.recording, clock)
         self.windows = Windows(self.recording, self.shelf, in_flight, clock)
+        self.monitor = Monitor(clock)
         self._columns = columns
         self._clock = clock
         self._armed: _Armed | None = None
@@ -154,6 +156,7 @@ class RequestScopedCapture:
         if plan.windows or (self.budget.windows and not target.keep_all and self.windows.refusal(torch, self.budget) is None):
             self.windows.arm(target, plan, self.budget)
         self._armed = armed
+        self.monitor.begin()
         self.recording.begin(torch, hooks=not plan.windows)
         return None
 

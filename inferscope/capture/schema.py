@@ -113,6 +113,8 @@ FIELDS: Final[tuple[Field, ...]] = (
     (_E, "host.children[].*", "name"),
     (_E, "host.cgroup.*", "machine"),
     ("healthy-*.json", "*", "name"),
+    ("gpu-*.json", "source", "text"),
+    ("gpu-*.json", "rows[].*", "code"),
 )
 """Artefact, field and class of every string; the first line that fits holds. `[]` is any element of a list, `*` at the end anything below."""
 _LONGEST: Final = 200

@@ -58,7 +58,10 @@ def _row(path: Path) -> dict[str, Any]:
 
 
 def _when(unix_ns: Any) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ns / 1e9)) if isinstance(unix_ns, int) else "n/a"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ns / 1e9)) if isinstance(unix_ns, int) else "n/a"
+    except (OverflowError, OSError, ValueError):
+        return "n/a"  # no instant that a calendar has
 
 
 def _list(options: argparse.Namespace) -> int:

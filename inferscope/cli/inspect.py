@@ -201,7 +201,10 @@ def inspect(path: Path, slowest: int) -> dict[str, Any]:
 
 
 def _when(unix_ns: Any) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ns / 1e9)) if isinstance(unix_ns, int) else "n/a"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ns / 1e9)) if isinstance(unix_ns, int) else "n/a"
+    except (OverflowError, OSError, ValueError):
+        return "n/a"  # no instant that a calendar has
 
 
 def _ms(value: Any, per: float = 1e6) -> str:
@@ -269,7 +272,7 @@ def _text(value: dict[str, Any]) -> str:
     ]
     lines += ["artefacts"]
     for row in value["artefacts"]:
-        lines.append(f"  {row['bytes']:>10}  {row['sha256']}  {row['path']}{'' if row['intact'] else '  CHANGED'}")
+        lines.append(f"  {row['bytes']!s:>10}  {row['sha256']}  {row['path']}{'' if row['intact'] else '  CHANGED'}")
     lines += ["captures", *map(_capture_text, value["captures"])] if value["captures"] else ["captures: none"]
     lines += [f"slowest requests: {value['slowest_missing']}"] if value["slowest_missing"] else ["slowest requests"]
     lines += [line for slow in value["slowest"] for line in _spans_text(slow)]

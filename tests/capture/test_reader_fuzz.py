@@ -52,6 +52,10 @@ JSON = st.recursive(
                     "classes",
                     "spans",
                     "request",
+                    "written_unix_ns",
+                    "detected_unix_ns",
+                    "bytes",
+                    "samples",
                 ]
             ),
             inner,
@@ -73,7 +77,7 @@ def place(tmp_path_factory):
     return made.path
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(NAMES), st.one_of(st.binary(max_size=60), JSON.map(lambda value: json.dumps(value).encode())))
 def test_any_content_is_survived(place, name, content):
     path = place / name
