@@ -11,6 +11,7 @@ INSTALLED := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
 TORCH := torch==2.13.0
 SECONDS_A_RUN ?= 45
+SEEDS ?= 1
 CORE := $(wildcard inferscope/record/_core/*.c inferscope/record/_core/*.h)
 
 # Runs pytest on what a marker or a folder selects; that nothing was selected is a failure and is said.
@@ -73,8 +74,8 @@ bench: venv ## every benchmark, tables on the terminal and rows in build/bench (
 	    $(BIN)/python "$$script" --json "build/bench/$$name.json" $(ARGS) || failed+=("$$name"); done; \
 	  if [ $${#failed[@]} -gt 0 ]; then echo "make bench: failed: $${failed[*]}" >&2; exit 1; fi
 
-faults: venv ## plant faults and check that each diagnosis names its own
-	$(call selected,-m faults)
+faults: venv ## plant faults and check that each diagnosis names its own (SEEDS=5 runs each service so often)
+	@export INFERSCOPE_FAULT_SEEDS=$(SEEDS); $(BIN)/python -m pytest -m faults $(ARGS)
 
 soak: venv ## the runs that take minutes
 	$(call selected,-m soak --timeout 0)

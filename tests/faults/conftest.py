@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -32,12 +33,13 @@ def rows(pytestconfig):
 
 def pytest_generate_tests(metafunc):
     if "fault" in metafunc.fixturenames:
-        metafunc.parametrize("fault", list(load().SCENARIOS))
+        seeds = range(1, int(os.environ.get("INFERSCOPE_FAULT_SEEDS") or 1) + 1)
+        metafunc.parametrize(("fault", "seed"), [(name, seed) for seed in seeds for name in load().SCENARIOS])
 
 
 def pytest_terminal_summary(terminalreporter, config):
     held = config.stash.get(ROWS, [])
     if held:
         terminalreporter.section("planted faults")
-        for line in load().table(held):
+        for line in (*load().table(held), *load().verdict(held)):
             terminalreporter.line(line)

@@ -76,6 +76,19 @@ def table(rows):
     return lines
 
 
+def verdict(rows):
+    """One line over all runs."""
+    ran = [row for row in rows if "skipped" not in row]
+    planted, healthy = [row for row in ran if row["truth"]], [row for row in ran if not row["truth"]]
+    pairs = [row for row in planted if len(row["truth"]) > 1]
+    first, both = sum(row["right"] for row in planted), sum(row["in_three"] for row in pairs)
+    share = f" ({100 * first / len(planted):.0f} %)" if planted else ""
+    loud = sum(len(row["loud"]) for row in healthy)
+    return [
+        f"planted cause first: {first} of {len(planted)}{share}; pairs among the first three: {both} of {len(pairs)}; loud findings on {len(healthy)} healthy runs: {loud}"
+    ]
+
+
 QUICK = ("slow_lock", "copies_and_lock")
 """What a short run takes, one after another."""
 

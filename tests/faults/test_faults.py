@@ -7,12 +7,12 @@ import pytest
 
 @pytest.mark.faults
 @pytest.mark.timeout(240)
-def test_the_planted_cause_is_named(scenarios, rows, fault):
+def test_the_planted_cause_is_named(scenarios, rows, fault, seed):
     missing = scenarios.SCENARIOS[fault].needs()
     if missing is not None:
         rows.append(scenarios.judge(fault, {"skipped": missing}))
         pytest.skip(missing)
-    result = scenarios.diagnosis(fault)
+    result = scenarios.diagnosis(fault, seed=seed)
     row = scenarios.judge(fault, result)
     rows.append(row)
     said = (row, result["verdict"], result["shares"], result["notes"])
@@ -42,3 +42,14 @@ def test_a_diagnosis_is_judged_by_rank_place_and_severity(scenarios):
     assert judged("healthy", ("QUEUEING", "medium", ""))["loud"] == ["QUEUEING"]
     assert judged("healthy", ("X", "low", ""))["right"]
     assert "skipped" in scenarios.table([scenarios.judge("throttled", {"skipped": "no"})])[1]
+    quiet = judged("healthy", ("QUEUEING", "low", ""))
+    assert scenarios.verdict([pair, quiet]) == [
+        "planted cause first: 1 of 1 (100 %); pairs among the first three: 1 of 1; loud findings on 1 healthy runs: 0"
+    ]
+
+
+def test_the_suite_has_what_was_asked_for(scenarios):
+    truths = [scenario.truth for scenario in scenarios.SCENARIOS.values()]
+    assert len(truths) >= 28
+    assert truths.count(()) >= 3
+    assert sum(len(truth) > 1 for truth in truths) >= 3
