@@ -98,6 +98,29 @@ def test_versions_are_compared_with_the_same_mix(kind, deliver, shapes):
     assert row.adjusted_ms[0.99][1] == pytest.approx(row.adjusted_ms[0.99][0], rel=0.05)
 
 
+def test_clickhouse_adds_differences_as_they_are(fleet, deliver):
+    replicas, truth = fleet
+    row = asked(deliver("clickhouse", replicas, "delta", points=3, delta=True), "delta")
+    assert row.requests == truth["requests"]
+    assert row.objectives[0].violations == truth["violations"]
+    assert row.latency_ms[0.99] == pytest.approx(truth["quantiles"][0.99] * 1e3, rel=0.005)
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_a_replica_that_was_restarted_is_counted_through_both_lives(kind, fleet, deliver, shapes):
+    replicas, _ = fleet
+    service, now = f"restarted-{kind}", time.time()
+    first, second = (replace(replicas[1], columns=part) for part in np.array_split(replicas[1].columns, 2))
+    truth = shapes.truth([first, second])
+    deliver(kind, [first], service, points=8, apart_s=30, end_s=now - 300)
+    origin = deliver(kind, [second], service, points=8, apart_s=30, end_s=now)
+    row = asked(origin, service, until=now + 1)
+    exact = kind == "clickhouse"
+    assert row.requests == truth["requests"] if exact else row.requests == pytest.approx(truth["requests"], rel=0.15)
+    assert row.objectives[0].share == pytest.approx(truth["violations"] / truth["requests"], rel=1e-9 if exact else 0.1)
+    assert row.latency_ms[0.99] == pytest.approx(truth["quantiles"][0.99] * 1e3, rel=0.02)
+
+
 def test_the_command_line_says_what_the_fleet_does(fleet, deliver, capsys):
     replicas, truth = fleet
     origin = deliver("ring", replicas, "said")
