@@ -106,7 +106,8 @@ class HostBudget:
     """
 
     def __init__(self, path: Path | None, per_hour: int = 12) -> None:
-        self._path, self._per_hour = path, per_hour
+        self._path = path
+        self.per_hour = per_hour
         self._descriptor = -1
         self.reason = "" if path is not None else "there is no state directory"
         """Why nothing is limited; empty when it is."""
@@ -146,7 +147,7 @@ class HostBudget:
             size = os.fstat(descriptor).st_size // 8 * 8
             begun = [moment for (moment,) in struct.iter_unpack("<q", os.pread(descriptor, min(size, 8192), 0))]
             recent = sorted({moment for moment in begun if moment > 0 and 0 <= now_ns - moment < _HOUR_NS})
-            if len(recent) >= self._per_hour:
+            if len(recent) >= self.per_hour:
                 return f"this host has captured {len(recent)} times within an hour"
             data = struct.pack(f"<{len(recent) + 1}q", *recent, now_ns)
             os.pwrite(descriptor, data, 0)

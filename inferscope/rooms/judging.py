@@ -27,6 +27,7 @@ __all__ = ["Judging", "budget_of", "trigger_of"]
 
 LOCK_NAME: Final = "capture.lock"
 _STALE_NS: Final = 20 * NS_PER_S
+_PER_HOUR: Final = 12
 
 
 def trigger_of(settings: Settings) -> Trigger:
@@ -104,9 +105,14 @@ class Judging:
         if lock is None and settings.state_dir is not None:
             lock = settings.state_dir / LOCK_NAME
         self.host = HostBudget(lock)
+        self.limit_host(budget_of(settings))
         self._counted_for: Trigger | None = None
         self._counts: list[list[int]] = []
         self._held_until_ns = 0
+
+    def limit_host(self, budget: CaptureBudget) -> None:
+        """All processes of a host together may capture as often an hour as two of this kind."""
+        self.host.per_hour = max(_PER_HOUR, 2 * budget.per_hour)
 
     def count(self, window: Window, device: DeviceRoom, moment_ns: int) -> None:
         """Add a window to this worker's running counts."""

@@ -132,6 +132,7 @@ class Rooms:
         if keeper is not None and (keeper.current is not None or keeper.busy):
             return False
         self.budget = budget or self.budget
+        self.judging.limit_host(self.budget)
         self.settings = replace(self.settings, capture=self.settings.capture if on is None else on)
         before, self.capture = self.capture, None
         if before is not None:
@@ -210,7 +211,6 @@ class Rooms:
         self.host.reset()  # its open descriptors are the parent's threads'
         self.host = HostWatch(self.gc)
         self.outlet.begin()
-        self.file = SettingsFile(self, lambda part, on: switch_part(self, part, on))
 
     def served(self) -> bool:
         """Whether this process has finished a request of its own."""

@@ -91,23 +91,6 @@ def test_triggers_that_cannot_be_used_cost_a_line(script):
     assert done.stderr.count("slow=1000 is not usable") == 1
 
 
-def test_errors_open_what_they_should_and_shed_requests_nothing(script):
-    source = (
-        HEAD
-        + """
-scope.configure(service="asked", slo=scope.SLO("score", p99_ms=500), tick_s=0.1, triggers="error_rate=0.01", diagnose="off", export=False)
-scope.ready(True)
-serve(1, error="shed")
-quiet = scope.status()["objectives"]
-serve(12, lambda: scope.status()["incident"] is not None, error="ValueError")
-print(json.dumps([quiet, scope.status()["objectives"]]))
-"""
-    )
-    quiet, loud = last(script(source))
-    assert (quiet["error_rate"]["phase"], quiet["score"]["requests"], quiet["score"]["excluded"] > 50) == ("armed", 0, True)
-    assert loud["error_rate"]["phase"] == "open"
-
-
 def test_a_host_that_captures_refuses_another_capture(script, state_dir):
     state_dir.mkdir(mode=0o700, exist_ok=True)
     source = (

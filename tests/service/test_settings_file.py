@@ -136,3 +136,26 @@ print(json.dumps([found, sorted(scope.status()["objectives"]), scope.status()["s
 """
     )
     assert told(script(source))[0] == [["score"], ["score"], "off"]
+
+
+def test_a_forked_worker_sees_what_changed_while_its_master_slept(script):
+    source = (
+        HEAD
+        + """
+import sys
+file.write_text("slo = 'score:p99_ms=20'")
+scope.configure(service="hot", tick_s=0.05, export=False)
+time.sleep(0.1)
+file.write_text("slo = 'score:p99_ms=7'")  # the master serves nothing and looks at nothing
+pid = os.fork()
+if pid == 0:
+    deadline = time.monotonic() + 10
+    while "7 ms" not in scope.status()["objectives"]["score"]["promise"] and time.monotonic() < deadline:
+        serve()
+        scope.flush()
+    print(json.dumps(scope.status()["objectives"]["score"]["promise"]), flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+    )
+    assert told(script(source))[0] == "99 % of score within 7 ms"
