@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from inferscope import guard
 from inferscope.device.backends import CaptureWatch, captures
 from inferscope.device.events import RESERVE, Channel, DeviceTimer, Pending
-from inferscope.device.settling import Settler
+from inferscope.device.settling import WAIT, Settler
 from inferscope.device.timeline import Busy, Timeline
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class Harvester:
 
     def _deliver(self, span: DeviceSpan, entry: Pending) -> None:
         recorder, pin = self._recorder, entry[11]
-        if recorder is not None and span.exec_ns is not None:
+        if recorder is not None and span.exec_ns is not None and not span.name.startswith(WAIT):
             start = span.issue_ns if span.start_ns is None else span.start_ns
             recorder.interval("device", span.name, start, start + span.exec_ns, flags=span.flags, aux=span.nbytes)
             if span.start_ns is not None:

@@ -1,7 +1,7 @@
 """Who owns the time that a caller spent blocked on a device: what the device did meanwhile (DESIGN 4.5, 4.6).
 
 A blocking copy, or a value that was read, is recorded on the host as `copy`. Its events tell later how long it stood in its stream before its own
-turn came, and the spans of that stream tell what the stream did then: kernels of the same request belong to their stage, work of another
+turn came (as does a caller's wait for its stream, whose time its stage owns at first), and the spans of that stream tell what the stream did then: kernels of the same request belong to their stage, work of another
 request is `gpu-queue`. Copies stay with the copy, since taking turns is how copies wait for each other; so does what no span of ours covers.
 """
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from inferscope.device.harvest import DeviceSpan
     from inferscope.record.core import Recorder
 
-__all__ = ["GPU_QUEUE", "LEAST_NS", "PATIENCE_NS", "Settler"]
+__all__ = ["GPU_QUEUE", "LEAST_NS", "PATIENCE_NS", "WAIT", "Settler"]
+
+WAIT: Final = "wait:"
+"""Names of spans that mark a caller who waits for its stream; the stage in which it does follows, or nothing."""
 
 GPU_QUEUE: Final = ("gpu-queue", "")
 """The column of time that a device spent on other requests while this one waited."""
@@ -51,7 +54,8 @@ class _Wait(NamedTuple):
     end: int
     request: int
     ref: int
-    direction: str
+    source: tuple[str, str]
+    """The column that owns the time so far."""
     seen: int
 
 
@@ -109,14 +113,16 @@ class Settler:
         if stream is None:
             stream = self._streams[span.device, span.stream] = _Stream()
         identity = 0 if span.request is None else int(span.request.id)
-        stream.add(_Span(span.start_ns, span.start_ns + span.exec_ns, identity, span.name))
+        if not span.name.startswith(WAIT):
+            stream.add(_Span(span.start_ns, span.start_ns + span.exec_ns, identity, span.name))
         if not ref:
             return
         until = min(span.start_ns, span.issue_ns + span.host_ns)
-        if until - span.issue_ns < max(LEAST_NS, span.error_ns or 0) or not span.name.startswith(PREFIX):
+        source = _source(span.name)
+        if source is None or until - span.issue_ns < max(LEAST_NS, span.error_ns or 0):
             self._recorder.unpin(ref)
             return
-        stream.waits.append(_Wait(span.issue_ns, until, identity, ref, span.name[len(PREFIX) :], now))
+        stream.waits.append(_Wait(span.issue_ns, until, identity, ref, source, now))
 
     def run_once(self, now: int, breathe: Callable[[], object] = lambda: None, *, everything: bool = False) -> None:
         """Judge the waits that are old enough.
@@ -137,7 +143,7 @@ class Settler:
                     breathe()
 
     def _judge(self, wait: _Wait, spans: list[_Span]) -> None:
-        source = self._column("copy", wait.direction)
+        source = self._column(*wait.source)
         left = [(wait.start, wait.end)]
         own = [span for span in spans if span.request == wait.request and not span.name.startswith(PREFIX)]
         for span in spans:
@@ -167,6 +173,15 @@ class Settler:
     def after_fork(self) -> None:
         """In a forked child: nothing of the parent's requests is ours."""
         self._streams = {}
+
+
+def _source(name: str) -> tuple[str, str] | None:
+    """The column that owns the time of a blocked caller until it is settled."""
+    if name.startswith(PREFIX):
+        return "copy", name[len(PREFIX) :]
+    if name.startswith(WAIT):
+        return ("stage", name[len(WAIT) :]) if name != WAIT else ("unattributed", "unattributed")
+    return None
 
 
 def _take(left: list[_Piece], span: Any) -> tuple[list[_Piece], int]:

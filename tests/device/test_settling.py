@@ -141,6 +141,26 @@ def test_what_no_span_covers_stays_where_it_was(serving) -> None:
     assert "gpu-queue" not in vector
 
 
+def test_a_wait_for_the_stream_is_owned_by_what_the_stream_did(serving) -> None:
+    net, value = torch.nn.Linear(4, 4).to("sim"), torch.ones(2, 4, device="sim")
+    with serving.recorder.request("other"):
+        net(value)
+    with serving.recorder.request("predict"), serving.recorder.stage("respond"):
+        net(value)
+        torch.accelerator.synchronize()
+    with serving.recorder.request("without a stage"):
+        net(value)
+        torch.accelerator.synchronize()
+    serving.settle()
+    _, vector, bare = serving.vectors()
+    assert vector["gpu-queue"] == pytest.approx(20.0, abs=0.1)
+    assert vector["stage:forward"] == pytest.approx(20.0, abs=0.1)
+    assert vector["stage:respond"] < 0.1
+    assert bare["stage:forward"] == pytest.approx(20.0, abs=0.1)
+    assert bare["unattributed:unattributed"] < 0.1
+    assert not [series for series in serving.recorder.series() if series[2][0].startswith("wait:")]
+
+
 def test_settled_time_is_in_the_bands_too(serving) -> None:
     net, value = torch.nn.Linear(4, 4).to("sim"), torch.ones(2, 4, device="sim")
     aggregator = Aggregator(serving.recorder)
