@@ -75,7 +75,7 @@ bench: venv ## every benchmark, tables on the terminal and rows in build/bench (
 	  if [ $${#failed[@]} -gt 0 ]; then echo "make bench: failed: $${failed[*]}" >&2; exit 1; fi
 
 faults: venv ## plant faults and check that each diagnosis names its own (SEEDS=5 runs each service so often)
-	@export INFERSCOPE_FAULT_SEEDS=$(SEEDS); $(BIN)/python -m pytest -m faults $(ARGS)
+	@export FAULT_SEEDS=$(SEEDS); $(BIN)/python -m pytest -m faults $(ARGS)
 
 soak: venv ## the runs that take minutes
 	$(call selected,-m soak --timeout 0)

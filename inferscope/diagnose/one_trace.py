@@ -10,6 +10,7 @@ import numpy as np
 from inferscope.diagnose.attribution import Attribution
 from inferscope.diagnose.evidence import Blocks, Horizon, Sampled
 from inferscope.diagnose.findings import Context, Rule, evaluate
+from inferscope.diagnose.rules.ranks import stragglers
 from inferscope.diagnose.rules.traces import (
     bounds,
     copies_alone,

@@ -11,6 +11,7 @@ import pytest
 from inferscope.diagnose import attribute, diagnose, merge, plan, read_trace
 from inferscope.diagnose.findings import Context
 from inferscope.diagnose.one_trace import explain_trace
+from inferscope.diagnose.rules import ranks
 from inferscope.diagnose.rules import traces as rules
 from inferscope.diagnose.traces import work
 from inferscope.diagnose.traces.values import head
@@ -271,11 +272,11 @@ def test_the_rank_that_comes_last_is_named(slow_model, tmp_path):
         return made.read(tmp_path, f"{rank}.json")
 
     context = replace(slow_model, captures=(captured(1, trace(0, 100)), captured(2, trace(1, 8_000))))
-    (found,) = rules.stragglers(context)
+    (found,) = ranks.stragglers(context)
     assert (found.id, found.where) == ("NCCL_STRAGGLER", "rank 1")
     assert "last at 90 % of 10" in found.claim
     alone = replace(slow_model, captures=context.captures[:1])
-    assert all(finding.where == "collectives" for finding in rules.stragglers(alone))
+    assert all(finding.where == "collectives" for finding in ranks.stragglers(alone))
 
 
 def test_one_trace_alone_is_medium_at_most_and_renders(tmp_path):

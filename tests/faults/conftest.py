@@ -33,7 +33,7 @@ def rows(pytestconfig):
 
 def pytest_generate_tests(metafunc):
     if "fault" in metafunc.fixturenames:
-        seeds = range(1, int(os.environ.get("INFERSCOPE_FAULT_SEEDS") or 1) + 1)
+        seeds = range(1, int(os.environ.get("FAULT_SEEDS") or 1) + 1)
         metafunc.parametrize(("fault", "seed"), [(name, seed) for seed in seeds for name in load().SCENARIOS])
 
 

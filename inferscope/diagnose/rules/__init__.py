@@ -12,8 +12,9 @@ from inferscope.diagnose.rules.inputs import input_size, io_in_request, new_shap
 from inferscope.diagnose.rules.load import batching, cold_start, head_of_line, saturation
 from inferscope.diagnose.rules.locks import lock_contention, slow_holder
 from inferscope.diagnose.rules.model import model_stage, slow_stage, unattributed
+from inferscope.diagnose.rules.ranks import stragglers
 from inferscope.diagnose.rules.scheduling import gc_pauses, queueing
-from inferscope.diagnose.rules.traces import bounds, copies_alone, launch_bound, matrix_units, shape_churn, stragglers, waits
+from inferscope.diagnose.rules.traces import bounds, copies_alone, launch_bound, matrix_units, shape_churn, waits
 from inferscope.diagnose.rules.triton import async_sleep, json_tensors, large_tensors, server_queue
 
 if TYPE_CHECKING:

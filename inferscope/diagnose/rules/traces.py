@@ -5,7 +5,7 @@ A property that slow and healthy captures share makes every request dearer, not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from inferscope.diagnose.findings import Context
     from inferscope.diagnose.traces.values import SyncSite, TraceSummary
-    from inferscope.types import CaptureSummary, Share
+    from inferscope.types import Share
 
 __all__ = [
     "Contrast",
@@ -46,10 +46,7 @@ _HIDES: Final = 0.25
 """The same for what overlap could hide, which is half of the time at best."""
 _OF_WINDOW: Final = 0.1
 _LOUD: Final = 0.3
-_LAST: Final = 0.6
 _MOST: Final = 0.5
-_ONE_SIDED: Final = ("broadcast", "send", "recv")
-"""In these, who waits waits for the sender by design: between requests it does so for ever."""
 _FEW: Final = 2
 _READS: Final = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
 
@@ -115,7 +112,7 @@ def contrast(context: Context, measure: Callable[[TraceSummary], float | None], 
     )
 
 
-def _said(context: Context, id_: str, class_: str, texts: Texts, found: Contrast, evidence: Sequence[Evidence], *, sure: str) -> Finding:
+def said(context: Context, id_: str, class_: str, texts: Texts, found: Contrast, evidence: Sequence[Evidence], *, sure: str) -> Finding:
     """Graded by the model's share when the captures explain it; by its part of the window when there is nothing but a trace."""
     share = owner(context)
     if share is not None and found.explains:
@@ -155,7 +152,7 @@ def launch_bound(context: Context) -> Iterable[Finding]:
         Evidence("median gap", round(idle.median_us, 1), "us", None, found.artefact),
         *found.evidence("device idle for want of launches"),
     )
-    yield _said(context, "LAUNCH_BOUND", "scheduling", texts, found, evidence, sure="medium")
+    yield said(context, "LAUNCH_BOUND", "scheduling", texts, found, evidence, sure="medium")
 
 
 def matrix_units(context: Context) -> Iterable[Finding]:
@@ -179,7 +176,7 @@ def matrix_units(context: Context) -> Iterable[Finding]:
         Evidence("matrix kernels whose name does not say", round(matrix.unknown_ms, 3), "ms", None, found.artefact),
         *found.evidence("time on ordinary units"),
     )
-    yield _said(context, "NON_TENSOR_CORE", "compute", texts, found, evidence, sure="high")
+    yield said(context, "NON_TENSOR_CORE", "compute", texts, found, evidence, sure="high")
 
 
 def bounds(context: Context) -> Iterable[Finding]:
@@ -211,7 +208,7 @@ def bounds(context: Context) -> Iterable[Finding]:
         Evidence("of peak bandwidth, estimate", round(100 * moves, 1), "%", None, found.artefact),
         Evidence("kernel time with known shapes", round(100 * line.covered, 1), "%", None, found.artefact),
     )
-    yield _said(
+    yield said(
         context,
         "COMPUTE_BOUND" if compute else "BANDWIDTH_BOUND",
         "compute" if compute else "memory",
@@ -244,7 +241,7 @@ def copies_alone(context: Context) -> Iterable[Finding]:
         Evidence("queues used", over.streams, "streams", None, found.artefact),
         *found.evidence("time that overlap could hide"),
     )
-    yield _said(context, "COPY_COMPUTE_NO_OVERLAP", "communication", texts, found, evidence, sure="high")
+    yield said(context, "COPY_COMPUTE_NO_OVERLAP", "communication", texts, found, evidence, sure="high")
 
 
 def pageable_copies(context: Context) -> Iterable[Finding]:
@@ -299,7 +296,7 @@ def waits(context: Context) -> Iterable[Finding]:
         Evidence(f"{top.call} from the costliest place", top.calls, "calls", None, found.artefact),
         *found.evidence("time in these waits"),
     )
-    yield _said(context, "IMPLICIT_SYNC", "communication", texts, found, evidence, sure="high")
+    yield said(context, "IMPLICIT_SYNC", "communication", texts, found, evidence, sure="high")
 
 
 def _reads(trace: TraceSummary) -> tuple[SyncSite, ...]:
@@ -325,77 +322,4 @@ def shape_churn(context: Context) -> Iterable[Finding]:
         *found.evidence("time compiling"),
         Evidence("later versions of a compiled region", trace.recompiles, "versions", None, found.artefact),
     )
-    yield _said(context, "DYNAMIC_SHAPES", "compute", texts, found, evidence, sure="high")
-
-
-def stragglers(context: Context) -> Iterable[Finding]:
-    """NCCL_STRAGGLER: one rank arrives last at most collectives, and the others wait for it."""
-    last = _last(context.captures)
-    waiting = [(summary, trace) for summary, trace in context.captures if last is None or trace.rank != last[0]]
-    # of one trace only what lies beyond the fastest collective is waiting; captures are compared with each other as a whole
-    found = contrast(
-        replace(context, captures=tuple(waiting)),
-        lambda trace: None if not trace.collectives else trace.collective_wait_ms if len(waiting) == 1 else trace.collective_ms,
-    )
-    if found is None or (last is None and found.part < _OF_WINDOW) or (last is not None and last[1] < _LAST):
-        return
-    if last is None:
-        where = "collectives"
-        claim = f"Collectives take {found.trace.collective_ms:.2f} ms of {'the trace' if found.alone else 'a captured request'}, {found.slow:.2f} ms of it in waiting: other ranks come late."
-        evidence: tuple[Evidence, ...] = ()
-    else:
-        rank, part, count, late = last
-        where = f"rank {rank}"
-        claim = f"Rank {rank} arrives last at {100 * part:.0f} % of {count} collectives, {late:.2f} ms after the first on average; the others wait for it."
-        evidence = (
-            Evidence(f"collectives at which rank {rank} was last", round(100 * part, 1), "%"),
-            Evidence("collectives compared", count, ""),
-            Evidence("its mean delay behind the first", round(late, 3), "ms"),
-        )
-    texts = Texts(
-        where=where,
-        claim=claim,
-        refute_by="Swap the hosts of two ranks: if the late rank stays with its number and not with its host, its share of the work is larger, not its host slower.",
-        fix="Look at the late rank's own findings (CPU, input, clocks), and even out the work between ranks.",
-        rollback="Return to the earlier placement.",
-    )
-    rows = (*evidence, *found.evidence("time in collectives"))
-    yield _said(context, "NCCL_STRAGGLER", "communication", texts, found, rows, sure="medium" if last is None else "high")
-
-
-def _last(captures: Sequence[tuple[CaptureSummary, TraceSummary]]) -> tuple[int, float, int, float] | None:
-    """(rank, part of the collectives at which it was last, collectives, its mean delay in ms) from traces of several ranks on one machine's clock."""
-    found = [held for held in _together(captures) if len(held) > 1]
-    if not found:
-        return None
-    lasts = [max(held, key=lambda rank: held[rank]) for held in found]
-    rank = max(set(lasts), key=lasts.count)
-    late = [held[rank] - min(held.values()) for held, who in zip(found, lasts, strict=True) if who == rank]
-    return rank, lasts.count(rank) / len(found), len(found), sum(late) / len(late) / 1e6
-
-
-def _together(captures: Sequence[tuple[CaptureSummary, TraceSummary]]) -> list[dict[int, int]]:
-    """When each rank began each collective (unix ns): told apart by their number, or, where the trace has none, by overlapping in time."""
-    numbered: dict[tuple[str, str, int], dict[int, int]] = {}
-    timed: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
-    for _, trace in captures:
-        for row in trace.collectives if trace.rank is not None else ():
-            if any(word in row.name.lower() for word in _ONE_SIDED):
-                continue
-            if row.sequence >= 0:
-                numbered.setdefault((row.group, row.name, row.sequence), {}).setdefault(trace.rank or 0, row.start_unix_ns)
-            else:
-                timed.setdefault((row.group, row.name), []).append(
-                    (row.start_unix_ns, row.start_unix_ns + round(row.ms * 1e6), trace.rank or 0)
-                )
-    found = list(numbered.values())
-    for rows in timed.values():
-        until = 0
-        for start, end, rank in sorted(rows):
-            if start < until and rank not in found[-1]:  # a rank is in one collective at a time
-                found[-1][rank] = start
-                until = max(until, end)
-            else:
-                found.append({rank: start})
-                until = end
-    return found
+    yield said(context, "DYNAMIC_SHAPES", "compute", texts, found, evidence, sure="high")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from inferscope.diagnose.traces.values import StageSpan
     from inferscope.types import IntArray
 
-__all__ = ["ANNOTATION", "CALL", "OPERATOR", "PYTHON", "TOLERANCE_NS", "Sweep", "Thread"]
+__all__ = ["ANNOTATION", "CALL", "OPERATOR", "PYTHON", "TOLERANCE_NS", "Sweep", "Track"]
 
 TOLERANCE_NS: Final = 50_000
 """How far an operator may lie outside a stage and still be joined to it: twice the clocks' worst measured disagreement."""
@@ -27,7 +27,7 @@ _PLACES: Final = 2048
 _LIBRARY: Final = ("torch/", "<built-in", "<frozen", "nn.Module:", "threading.py", "contextlib.py", "importlib")
 
 
-class Thread:
+class Track:
     """Events of one thread as plain arrays: start and duration (us), name, kind."""
 
     __slots__ = ("correlation", "corresponds", "duration", "kind", "name", "start")
@@ -103,7 +103,7 @@ class Sweep:
         self._places: dict[tuple[int, ...], list[float]] = {}
         self._readable: dict[int, bool] = {}
 
-    def add(self, thread: Thread, tid: int) -> None:
+    def add(self, thread: Track, tid: int) -> None:
         """Nest one thread's events and add their self times: duration less that of the events directly inside."""
         joined = _Stages([span for span in self._spans if span.thread_id == tid], self._base)
         starts, durations, kinds, names = thread.start, thread.duration, thread.kind, thread.name
@@ -146,14 +146,14 @@ class Sweep:
         for label, calls in launched.items():
             self.launched.setdefault(label, []).append(thread.correlations_of(calls))
 
-    def _annotation(self, thread: Thread, open_: Sequence[int]) -> str | None:
+    def _annotation(self, thread: Track, open_: Sequence[int]) -> str | None:
         """The innermost annotation around what just ended."""
         for index in reversed(open_):
             if thread.kind[index] == ANNOTATION:
                 return self._names[thread.name[index]]
         return None
 
-    def _place(self, thread: Thread, open_: Sequence[int], call: int) -> None:
+    def _place(self, thread: Track, open_: Sequence[int], call: int) -> None:
         around = [thread.name[index] for index in reversed(open_) if thread.kind[index] != ANNOTATION and self._keeps(thread.name[index])]
         key = (thread.name[call], *around[:_FRAMES])
         if key not in self._places and len(self._places) >= _PLACES:

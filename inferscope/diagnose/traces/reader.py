@@ -9,7 +9,7 @@ import numpy as np
 
 from inferscope.diagnose.traces import device, host
 from inferscope.diagnose.traces.device import COPY, KERNEL, OTHER, Launches, Timeline, Worked
-from inferscope.diagnose.traces.host import ANNOTATION, CALL, OPERATOR, PYTHON, Sweep, Thread
+from inferscope.diagnose.traces.host import ANNOTATION, CALL, OPERATOR, PYTHON, Sweep, Track
 from inferscope.diagnose.traces.values import Collective, Operator, ShapeUse, TraceSummary, Transfer
 from inferscope.diagnose.traces.work import Work, work_of
 from inferscope.errors import EvidenceError
@@ -58,7 +58,7 @@ class Reader:
         self.events = 0
         self.first, self.last = float("inf"), float("-inf")
         self.names: dict[str, int] = {}
-        self.threads: dict[tuple[object, int], Thread] = {}
+        self.threads: dict[tuple[object, int], Track] = {}
         self.operators: set[tuple[object, int]] = set()
         self.transfers: dict[tuple[str, str], list[float]] = {}
         self.synchronisations: dict[str, list[float]] = {}
@@ -107,7 +107,7 @@ class Reader:
         key = (event.get("pid"), _integer(event.get("tid")))
         thread = self.threads.get(key)
         if thread is None:
-            thread = self.threads[key] = Thread()
+            thread = self.threads[key] = Track()
         number = self._number(name)
         thread.add(start, duration, number, kind)
         if kind == CALL:
@@ -139,7 +139,7 @@ class Reader:
         if done is not None and done.flops > 0:
             self.worked.add(_integer(arguments.get("External id")), done)
 
-    def _call(self, event: Mapping[str, Any], thread: Thread, name: str, duration: float) -> None:
+    def _call(self, event: Mapping[str, Any], thread: Track, name: str, duration: float) -> None:
         role = self._roles.get(name)
         if role is None:
             role = self._roles[name] = ("ynchroniz" in name or name in _BLOCKING, any(word in name for word in _SILENT))
