@@ -63,9 +63,9 @@ def _first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The first input, or its first part; None when there is none."""
     value: Any = args[0] if args else next(iter(kwargs.values()), None)
     if isinstance(value, dict):
-        value = next(iter(cast("dict[Any, Any]", value).values()), None)
+        value = next(iter(cast("Any", value).values()), None)
     elif isinstance(value, (list, tuple)):
-        value = next(iter(cast("list[Any]", value)), None)
+        value = next(iter(cast("Any", value)), None)
     return value
 
 
