@@ -18,7 +18,6 @@ from inferscope.diagnose.rules.traces import (
     matrix_units,
     pageable_copies,
     shape_churn,
-    stragglers,
     waits,
 )
 from inferscope.diagnose.trace import read_trace

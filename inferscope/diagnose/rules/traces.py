@@ -28,8 +28,8 @@ __all__ = [
     "matrix_units",
     "owner",
     "pageable_copies",
+    "said",
     "shape_churn",
-    "stragglers",
     "waits",
 ]
 
