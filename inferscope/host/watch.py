@@ -14,7 +14,7 @@ from inferscope.host.cgroup import Cgroup
 from inferscope.host.children import Children
 from inferscope.host.gil import PERIOD_S, Sampler
 from inferscope.host.scheduling import Scheduling
-from inferscope.integration import shape_of
+from inferscope.copied import shape_of
 from inferscope.types import Reason
 
 if TYPE_CHECKING:
