@@ -70,6 +70,16 @@ def chdb(*, fetch=False, timeout_s=TIMEOUT_S):
     return PYTHON
 
 
+def grafana(*, fetch=False, timeout_s=TIMEOUT_S):
+    """Directory for the path that has Grafana's own models of its dashboards.
+
+    Raises:
+        BackendAbsentError: As for `program`.
+    """
+    _python(PYTHON / "grafana_foundation_sdk", fetch=fetch, timeout_s=timeout_s)
+    return PYTHON
+
+
 def otelcol(*, fetch=False, timeout_s=1800.0):
     """Path of the OpenTelemetry Collector core, which is built: some 300 MB of packages and minutes of compiling, kept in build/backends.
 
@@ -177,7 +187,16 @@ def _apt(deadline, *, suite=SUITE):
     (base / "status").touch()
     own = {"Etc": "etc", "Etc::sourceparts": "none", "State": "state", "State::status": "status", "Cache": "cache"}
     options = [word for key, part in own.items() for word in ("-o", f"Dir::{key}={base / part}")]
-    options += ["-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none", "-o", "Acquire::Retries=1", "-o", "APT::Update::Error-Mode=any"]
+    options += [
+        "-o",
+        "APT::Sandbox::User=root",
+        "-o",
+        "Acquire::Languages=none",
+        "-o",
+        "Acquire::Retries=1",
+        "-o",
+        "APT::Update::Error-Mode=any",
+    ]
     if not any((base / "state" / "lists").glob("*_Packages*")):
         _run(["apt-get", *options, "update"], deadline)
     return options
@@ -210,6 +229,7 @@ def _python(wanted, *, fetch, timeout_s):
     try:
         PLACE.mkdir(parents=True, exist_ok=True)
         _run([*command, "--group", f"{ROOT / 'pyproject.toml'}:backends"], time.monotonic() + timeout_s)
+        shutil.rmtree(PYTHON, ignore_errors=True)  # of an older group
         with contextlib.suppress(OSError):
             scratch.rename(PYTHON)
     except BackendAbsentError as error:
@@ -225,6 +245,7 @@ def main():
         *((each, lambda each=each: program(each, fetch=True)) for each in PACKAGES),
         ("rotel", lambda: rotel(fetch=True)),
         ("clickhouse", lambda: chdb(fetch=True)),
+        ("grafana's models", lambda: grafana(fetch=True)),
         ("otelcol", lambda: otelcol(fetch=True)),
     ):
         begun = time.monotonic()

@@ -36,7 +36,7 @@ def expressions():
     yield from (rule["expr"] for rule in rules())
     board = dashboard()
     yield from (target["expr"] for panel in board["panels"] for target in panel["targets"])
-    yield from (variable["definition"] for variable in board["templating"]["list"] if variable["type"] == "query")
+    yield from (variable["query"]["query"] for variable in board["templating"]["list"] if variable["type"] == "query")
 
 
 def grouped(expr):

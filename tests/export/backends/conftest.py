@@ -89,6 +89,16 @@ def behind_otelcol():
 
 
 @pytest.fixture
+def grafana_models(monkeypatch):
+    """Grafana's models of a dashboard, generated from its schemas: (class, encoder)."""
+    monkeypatch.syspath_prepend(str(have(backends.grafana)))
+    plugins = importlib.import_module("grafana_foundation_sdk.cog.plugins")
+    plugins.register_default_plugins()
+    encoder = importlib.import_module("grafana_foundation_sdk.cog.encoder").JSONEncoder
+    return importlib.import_module("grafana_foundation_sdk.models.dashboard").Dashboard, encoder
+
+
+@pytest.fixture
 def vmalert():
     return have(backends.program, "vmalert")
 

@@ -111,3 +111,23 @@ def test_five_times_its_budget_is_five_times_its_budget(kind, filled):
     values = [value for labels, value in ask(expanded("inferscope:slo_burn:rate5m")) if labels.get("job", "").startswith("board-")]
     assert values
     assert all(value == pytest.approx(5, rel=0.01) for value in values)
+
+
+@pytest.mark.parametrize("name", BOARDS.values())
+def test_grafana_s_own_models_know_everything_in_a_dashboard(name, grafana_models):
+    """What a model does not know it drops; so what comes back is what the schema has a place for."""
+    dashboard, encoder = grafana_models
+    board = json.loads((ASSETS / "grafana" / name).read_text())
+    back = json.loads(encoder(sort_keys=True).encode(dashboard.from_json(json.loads(json.dumps(board)))))
+
+    def lost(mine, theirs, place):
+        if isinstance(mine, dict):
+            for key, value in mine.items():
+                yield from lost(value, theirs[key], f"{place}.{key}") if key in theirs else [f"{place}.{key}"]
+        elif isinstance(mine, list):
+            for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+                yield from lost(one, other, f"{place}[{index}]")
+        elif mine != theirs:
+            yield f"{place}: {mine!r} is {theirs!r}"
+
+    assert list(lost(board, back, "")) == []
