@@ -56,7 +56,7 @@ class Inside:
         """
         deadline = time.monotonic() + wait_s
         try:
-            found = self._diagnosed(self._opened(), time.monotonic()) or self._diagnosed(self._asked(nudge), deadline)
+            found = self._diagnosed(self._opened() or self._asked(nudge), deadline)
         except InferscopeError as error:
             return self._nothing(str(error))
         if found is None:
