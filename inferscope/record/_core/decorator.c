@@ -156,7 +156,7 @@ PyObject *decorated_new(Recorder *rec, PyObject *func, PyObject *traced, PyObjec
     return (PyObject *)d;
 }
 
-PyObject *decorate(Recorder *rec, Def *def, Request *template_, PyObject *func) {
+static PyObject *decorate_new(Recorder *rec, Def *def, Request *template_, PyObject *func) {
     if (PyObject_TypeCheck(func, &PyStaticMethod_Type) || PyObject_TypeCheck(func, &PyClassMethod_Type))
         return decorate_method_object(rec, def, template_, func);
     if (!PyCallable_Check(func) || PyType_Check(func)) /* a class must stay the class that it is */
@@ -173,6 +173,16 @@ PyObject *decorate(Recorder *rec, Def *def, Request *template_, PyObject *func) 
     if (d != NULL && d->flavor == FLAVOR_SYNC && needs_function(func))
         return as_function((PyObject *)d, func);
     return (PyObject *)d;
+}
+
+/* What cannot be wrapped for want of memory stays as it is: the application must not fail for that. */
+PyObject *decorate(Recorder *rec, Def *def, Request *template_, PyObject *func) {
+    PyObject *made = decorate_new(rec, def, template_, func);
+    if (made != NULL)
+        return made;
+    swallow_error();
+    rec->internal_errors++;
+    return Py_NewRef(func);
 }
 
 static int decorated_traverse(PyObject *self, visitproc visit, void *arg) {

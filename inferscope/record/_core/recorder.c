@@ -16,7 +16,12 @@ static PyObject *recorder_lock(PyObject *self, PyObject *const *args, Py_ssize_t
         PyErr_SetString(PyExc_TypeError, "lock() takes a name and a lock");
         return NULL;
     }
-    return lock_new((Recorder *)self, args[0], args[1]);
+    PyObject *lock = lock_new((Recorder *)self, args[0], args[1]);
+    if (lock != NULL)
+        return lock;
+    swallow_error();
+    ((Recorder *)self)->internal_errors++;
+    return Py_NewRef(args[1]);
 }
 
 void record_interval(Recorder *rec, const Def *def, Request *r, int64_t start, int64_t end, int flags, int64_t aux) {
@@ -94,7 +99,12 @@ static PyObject *recorder_current(PyObject *self, PyObject *unused) {
 }
 
 static PyObject *recorder_attach(PyObject *self, PyObject *request) {
-    return attach_new((Recorder *)self, request);
+    PyObject *made = attach_new((Recorder *)self, request);
+    if (made != NULL)
+        return made;
+    swallow_error();
+    ((Recorder *)self)->internal_errors++;
+    return Py_NewRef(noop_object);
 }
 
 /* --- settings --- */

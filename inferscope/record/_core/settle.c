@@ -152,6 +152,15 @@ static Pin *pin_new(Recorder *rec, Request *r) {
     return r->pin = p;
 }
 
+/* An int, 0 when memory is too short for it: nothing here raises. */
+static PyObject *number(int64_t n) {
+    PyObject *made = PyLong_FromLongLong(n);
+    if (made != NULL)
+        return made;
+    PyErr_Clear();
+    return PyLong_FromLong(0); /* always there */
+}
+
 /* pin(request) -> reference, 0 for none. Never raises. */
 static PyObject *recorder_pin(PyObject *self, PyObject *request) {
     Recorder *rec = (Recorder *)self;
@@ -163,7 +172,7 @@ static PyObject *recorder_pin(PyObject *self, PyObject *request) {
         return PyLong_FromLong(0);
     }
     r->pin->pending++;
-    return PyLong_FromLongLong(r->id);
+    return number(r->id);
 }
 
 /* The pin of a reference that the caller gives, or NULL. */
@@ -207,7 +216,7 @@ static PyObject *recorder_settle(PyObject *self, PyObject *const *args, Py_ssize
         return PyLong_FromLong(0);
     Pin *p = *place;
     if (p->until == 0)
-        return PyLong_FromLongLong(note(rec, p, m));
+        return number(note(rec, p, m));
     m.ns = move(p->vector, &m);
     if (p->retained != NULL && p->retained->columns <= m.to)
         p->retained->columns = m.to + 1;
@@ -216,7 +225,7 @@ static PyObject *recorder_settle(PyObject *self, PyObject *const *args, Py_ssize
         row[m.from] -= m.ns;
         row[m.to] += m.ns;
     }
-    return PyLong_FromLongLong(m.ns);
+    return number(m.ns);
 }
 
 /* column(kind, name) -> index. Never raises. */
@@ -225,7 +234,7 @@ static PyObject *recorder_column(PyObject *self, PyObject *const *args, Py_ssize
         PyErr_SetString(PyExc_TypeError, "column() takes kind and name");
         return NULL;
     }
-    return PyLong_FromLong(registry_column_index((Recorder *)self, args[0], args[1]));
+    return number(registry_column_index((Recorder *)self, args[0], args[1]));
 }
 
 PyMethodDef settle_methods[] = {

@@ -56,7 +56,8 @@ static PyObject *pack_columns(const Recorder *rec, Slot *out, int count) {
 void carrier_finish(Request *r) {
     Slot out[PACKED_LIMIT];
     int count = r->slot_count + 1;
-    series_record2(r->root.def->series, r->wall);
+    if (r->root.def->series != NULL)
+        series_record2(r->root.def->series, r->wall);
     out[0] = (Slot){
         .start = r->root.start, .end = r->root.start + r->wall, .thread = r->tid, .column = (uint16_t)r->root.def->column,
         .parent = NO_SLOT, .flags = r->error != NULL ? FLAG_ERROR : 0,
