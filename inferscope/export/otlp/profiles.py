@@ -56,6 +56,33 @@ class _Table:
         return self.rows.setdefault(row, len(self.rows))
 
 
+class _Tables:
+    """What profiles of one request share."""
+
+    def __init__(self) -> None:
+        self.text, self.frame, self.stack = _Table(""), _Table(("", "", 0)), _Table(())
+        self.link, self.attribute = _Table(("", "")), _Table(("", None))
+
+    def dictionary(self, pb: Any, slices: Slices) -> Any:
+        """The tables as the message has them."""
+        from inferscope.export.otlp.protobuf import any_value
+
+        found = pb.ProfilesDictionary(
+            mapping_table=[pb.Mapping()],
+            link_table=[pb.Link(trace_id=bytes.fromhex(trace), span_id=bytes.fromhex(span)) for trace, span in self.link.rows],
+            stack_table=[pb.Stack(location_indices=row) for row in self.stack.rows],
+        )
+        for index, (name, file, line) in enumerate(self.frame.rows):
+            found.function_table.append(pb.Function(name_strindex=self.text(name), filename_strindex=self.text(file)))
+            found.location_table.append(pb.Location(lines=[pb.Line(function_index=index, line=line)] if index else []))
+            slices.step()
+        for key, value in self.attribute.rows:
+            held = pb.KeyValueAndUnit(key_strindex=self.text(key), value=any_value(value)) if key else pb.KeyValueAndUnit()
+            found.attribute_table.append(held)
+        found.string_table.extend(self.text.rows)
+        return found
+
+
 def profiles_request(
     profiles: Sequence[Mapping[str, Any]], resource: Mapping[str, Any], incident: str, reason: str, slices: Slices
 ) -> bytes:
@@ -71,65 +98,47 @@ def profiles_request(
     from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
     from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-    from inferscope.export.otlp.protobuf import any_value, key_values
+    from inferscope.export.otlp.protobuf import key_values
 
     pb, service = _messages()
-    text, frame, stack = _Table(""), _Table(("", "", 0)), _Table(())
-    link, attribute = _Table(("", "")), _Table(("", None))
-    held: list[Any] = []
-    for each in profiles:
-        attributes = [
-            attribute(pair)
-            for pair in (
-                ("inferscope.incident.id", incident),
-                ("inferscope.capture.id", each.get("capture")),
-                ("inferscope.capture.reason", reason),
-                ("inferscope.profile.truncated", bool(each.get("truncated"))),
-            )
-            if pair[1] is not None
-        ]
-        frames = [frame((str(name), str(file), int(line))) for name, file, line in each["frames"]]
-        trace: list[Any] | None = each.get("trace")
-        linked = link((str(trace[0]), str(trace[1]))) if trace else 0
-        kind = pb.ValueType(type_strindex=text(str(each["kind"])), unit_strindex=text(str(each["unit"])))
-        profile = pb.Profile(
-            sample_type=kind,
-            time_unix_nano=int(each["time_unix_ns"]),
-            duration_nano=int(each["duration_ns"]),
-            period=int(each["period_ns"]),
-            period_type=kind if each["period_ns"] else None,
-            profile_id=hashlib.blake2b(f"{incident}/{each['kind']}/{each.get('capture')}/{len(held)}".encode(), digest_size=16).digest(),
-            attribute_indices=attributes,
-        )
-        rows: list[tuple[list[int], int]] = each["stacks"]
-        for places, value in rows:
-            index = stack(tuple(frames[place] for place in places))
-            profile.samples.append(pb.Sample(stack_index=index, link_index=linked, values=[int(value)]))
-            slices.step()
-        held.append(profile)
-    dictionary = pb.ProfilesDictionary(
-        mapping_table=[pb.Mapping()],
-        link_table=[pb.Link(trace_id=bytes.fromhex(a), span_id=bytes.fromhex(b)) for a, b in link.rows],
-        stack_table=[pb.Stack(location_indices=row) for row in stack.rows],
-    )
-    for name, file, line in frame.rows:
-        function = pb.Function(name_strindex=text(name), filename_strindex=text(file))
-        dictionary.function_table.append(function)
-        index = len(dictionary.function_table) - 1
-        dictionary.location_table.append(pb.Location(lines=[pb.Line(function_index=index, line=line)] if index else []))
-        slices.step()
-    for key, value in attribute.rows:
-        dictionary.attribute_table.append(
-            pb.KeyValueAndUnit(key_strindex=text(key), value=any_value(value)) if key else pb.KeyValueAndUnit()
-        )
-    dictionary.string_table.extend(text.rows)
+    tables = _Tables()
+    held = [_profile(pb, tables, each, (incident, reason, number), slices) for number, each in enumerate(profiles)]
     scope = pb.ScopeProfiles(scope=InstrumentationScope(name=semconv.SCOPE), profiles=held)
     about = Resource(attributes=key_values(sorted((key, value) for key, value in resource.items() if value is not None)))
     request = service.ExportProfilesServiceRequest(
-        resource_profiles=[pb.ResourceProfiles(resource=about, scope_profiles=[scope])], dictionary=dictionary
+        resource_profiles=[pb.ResourceProfiles(resource=about, scope_profiles=[scope])], dictionary=tables.dictionary(pb, slices)
     )
     serialized: bytes = request.SerializeToString()
     return serialized
+
+
+def _profile(pb: Any, tables: _Tables, each: Mapping[str, Any], about: tuple[str, str, int], slices: Slices) -> Any:
+    incident, reason, number = about
+    pairs = (
+        ("inferscope.incident.id", incident),
+        ("inferscope.capture.id", each.get("capture")),
+        ("inferscope.capture.reason", reason),
+        ("inferscope.profile.truncated", bool(each.get("truncated"))),
+    )
+    kind = pb.ValueType(type_strindex=tables.text(str(each["kind"])), unit_strindex=tables.text(str(each["unit"])))
+    profile = pb.Profile(
+        sample_type=kind,
+        time_unix_nano=int(each["time_unix_ns"]),
+        duration_nano=int(each["duration_ns"]),
+        period=int(each["period_ns"]),
+        period_type=kind if each["period_ns"] else None,
+        profile_id=hashlib.blake2b(f"{incident}/{each['kind']}/{each.get('capture')}/{number}".encode(), digest_size=16).digest(),
+        attribute_indices=[tables.attribute(pair) for pair in pairs if pair[1] is not None],
+    )
+    frames = [tables.frame((str(name), str(file), int(line))) for name, file, line in each["frames"]]
+    trace: list[Any] | None = each.get("trace")
+    linked = tables.link((str(trace[0]), str(trace[1]))) if trace else 0
+    rows: list[tuple[list[int], int]] = each["stacks"]
+    for places, value in rows:
+        index = tables.stack(tuple(frames[place] for place in places))
+        profile.samples.append(pb.Sample(stack_index=index, link_index=linked, values=[int(value)]))
+        slices.step()
+    return profile
 
 
 def parsed(body: bytes) -> Any:
