@@ -8,6 +8,7 @@ import pytest
 
 import inferscope
 from inferscope import semconv
+from inferscope.record import core, fallback
 from inferscope.testing.receiver import OtlpReceiver
 
 MS = 1e-3
@@ -128,3 +129,34 @@ def test_explicit_buckets_stand_around_the_objective_when_the_standard_variable_
         point = found.last(semconv.REQUEST_DURATION, inferscope__request="explicit")
     assert point.kind == "histogram"
     assert 0.005 in point.buckets.bounds
+
+
+@pytest.mark.parametrize("implementation", [core.Recorder, fallback.Recorder])
+def test_the_application_s_span_is_asked_for_once_a_kept_request_and_its_failure_is_contained(implementation):
+    now = [10**9]
+    recorder = implementation(clock=lambda: now[0])
+    recorder.set_edges("score", [20_000_000])
+    recorder.begin_epoch(breaching=100, reservoir=0, slowest=0)
+    asked = []
+    recorder.trace_context = lambda: asked.append(1) or ("ab" * 16, "cd" * 8)
+
+    def serve(milliseconds):
+        with recorder.request("score"):
+            now[0] += milliseconds * 1_000_000
+
+    for milliseconds in (5, 30, 6, 40):
+        serve(milliseconds)
+    kept = recorder.drain()
+    assert len(asked) == len(kept) == 2, "ordinary requests cost no question"
+    assert [record[16] for record in kept] == [("ab" * 16, "cd" * 8)] * 2
+
+    def broken():
+        raise KeyError
+
+    recorder.trace_context = broken
+    serve(30)
+    assert [record[16] for record in recorder.drain()] == [None]
+    assert recorder.counters()["hook_errors"] == 1
+    recorder.trace_context = None
+    serve(30)
+    assert len(recorder.drain()) == 1
