@@ -203,8 +203,12 @@ class Registry:
             return
         with self._lock:
             entry.hooked = False
-            if entry.state == "waiting" and sys.modules.get(entry.integration.target) is module:
+            if entry.state != "waiting":
+                return
+            if sys.modules.get(entry.integration.target) is module:
                 self._patch(entry)
+            else:  # the import failed; it may be tried again
+                self._activate(entry)
 
     def _patch(self, entry: _Entry) -> None:
         reason = _unsupported(entry.integration)

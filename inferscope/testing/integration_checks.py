@@ -17,13 +17,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from inferscope.integration import Integration
 from inferscope.patching import Ledger
 from inferscope.record import core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from inferscope.integration import Integration
 
 __all__ = ["problems"]
 
@@ -98,8 +97,8 @@ def _patched(integration: Integration) -> Iterator[str]:
             yield f"patching twice replaces {_label(*place)} a second time: replace it through the ledger"
     integration.unpatch()
     stayed = ledger.undo()
-    if not places:
-        yield "patch() replaced nothing through the ledger"
+    if not places and type(integration).unpatch is Integration.unpatch:  # one with an unpatch of its own may listen to signals instead
+        yield "patch() replaced nothing through the ledger, and there is no unpatch() of its own"
     if stayed:
         yield f"{stayed} patches could not be undone although nobody patched over them"
     for owner, name in places:
