@@ -1,7 +1,8 @@
 """What must happen to a session around exit and fork; the interpreter offers no way to unregister, so one registration serves all.
 
 Exit with an open session crashes the process. A fork copies the session of the forking thread into the child, where nothing would ever
-stop it. And the first session of a process starts a thread of Kineto's that a child does not have: with torch 2.13 a child that exits in
+stop it; and torch's lock over the callbacks of all threads, which threads take for a moment after each change, would be copied as it is, held
+perhaps by a thread that a child does not have. Hence a fork waits a moment for a window of all threads to end. And the first session of a process starts a thread of Kineto's that a child does not have: with torch 2.13 a child that exits in
 the ordinary way waits for it forever, in the destructor of `libkineto::ConfigLoader`.
 """
 
@@ -71,8 +72,10 @@ def _before_fork() -> None:
         return
     capture.recording.stop_here()
     window = capture.recording.window
-    # A start or stop of all threads that is half done would be copied as it is.
-    _held = window if window is not None and window.hold() else None
+    if window is None or window.give_way(threading.get_native_id()):
+        return
+    # It cannot be stopped in time; a start or stop that is half done would be copied as it is.
+    _held = window if window.hold() else None
 
 
 def _after_fork() -> None:

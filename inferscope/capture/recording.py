@@ -28,6 +28,7 @@ __all__ = ["Counts", "Recording"]
 
 USER_WAIT_S: Final = 2.0
 """How long the application's own profiler waits for ours to stop; after that ours is abandoned."""
+_USER_STEP_S: Final = 0.02
 EXIT_WAIT_S: Final = 0.5
 SLOWEST_STALL_NS: Final = 50 * NS_PER_MS
 """CPU time of one start and stop above which it counts as a fault."""
@@ -41,8 +42,7 @@ _LIMITS_NS: Final = (5 * NS_PER_MS, 2000 * NS_PER_MS)
 _FIRST_LIMIT_NS: Final = 500 * NS_PER_MS
 _WORST_RATIO: Final = 2.5
 """A stop takes 2.8 us for an operator that takes 1.2 us."""
-_REGIONS: Final = 128
-"""Regions whose stops are remembered."""
+_REGIONS: Final = 128  # whose stops are remembered
 
 
 @dataclass(slots=True)
@@ -324,16 +324,20 @@ class Recording:
 
     def _user_arrived(self) -> None:
         """The application starts its own profiler on this thread: ours goes first."""
-        running = self.session
-        if running is not None:
-            running.yielded = running.discard = running.stop_wanted = True
-            self.stop_here()
-        window = self.window
-        if window is not None:
-            window.yield_to(threading.get_native_id())
-        if session.lock.acquire(timeout=USER_WAIT_S):
-            session.lock.release()
-            return
+        deadline = self._clock() + int(USER_WAIT_S * NS_PER_S)
+        while True:
+            # Asked again and again: a session may open between its look at the door and ours at it.
+            running, window = self.session, self.window
+            if running is not None:
+                running.yielded = running.discard = running.stop_wanted = True
+                self.stop_here()
+            if window is not None:
+                window.yield_to(threading.get_native_id())
+            if session.lock.acquire(timeout=_USER_STEP_S):
+                session.lock.release()
+                return
+            if self._clock() >= deadline:
+                break
         left = self.session or self.window
         if left is not None and left.abandon("poisoned"):
             self._poisoned()

@@ -30,6 +30,8 @@ DRAIN_S: Final = 2.0
 """How long what was in flight may take to finish before the window is parked."""
 SETTLE_S: Final = 0.002
 """Between the last one's end and the stop."""
+FORK_S: Final = 0.1
+"""How long a fork waits for a window to end."""
 OLD_NS: Final = 2 * NS_PER_S
 """A request that has been open for this long would keep a window from being stopped: none is opened beside it."""
 _FIRST_FIXED: Final = (2, 14)
@@ -250,6 +252,13 @@ class Window:
         return True
 
     # Around a fork
+
+    def give_way(self, thread: int) -> bool:
+        """Stop, because the thread with that native id forks; False when that does not happen in `FORK_S`."""
+        if not self.parked:
+            self.yield_to(thread)
+            self._over.wait(FORK_S)
+        return self._over.is_set()
 
     def hold(self) -> bool:
         """Keep torch's profiler from being touched while the process forks; False when that takes too long."""

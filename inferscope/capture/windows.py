@@ -160,6 +160,7 @@ class Windows:
             recording.window = None  # the application's profiler could not wait; the lock was given back for it
         else:
             recording.machine.move(State.PARKED)
+            window.parked = True
             self.parked += 1
             self._parked = window
 

@@ -25,7 +25,7 @@ def run(tmp_path, text: str) -> tuple[Scrubber, bool, dict | None]:
 
 
 def trace(*events: dict, **head) -> str:
-    return json.dumps({**head, "traceEvents": list(events), "traceName": "/home/alice/x.json"}, indent=2)
+    return json.dumps({**head, "traceEvents": list(events), "traceName": "/srv/alice/x.json"}, indent=2)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def trace(*events: dict, **head) -> str:
         ("gpu_user_annotation", "order 4711", "annotation-1"),
         ("kernel", "void gemm<float>(int)", "void gemm<float>(int)"),
         ("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
-        ("python_function", "/home/alice/app/serve.py(12): handle", "app/serve.py(12): handle"),
+        ("python_function", "/srv/alice/app/serve.py(12): handle", "app/serve.py(12): handle"),
         ("python_function", "<built-in method add of type object at 0x7f00>", "<built-in method add of type object at 0x7f00>"),
         ("python_function", "nn.Module: Linear_0", "nn.Module: Linear_0"),
         ("python_function", "something else", "annotation-1"),

@@ -18,7 +18,13 @@ SCENARIOS = Path(__file__).with_name("scenarios.py")
 EXITS = ["exit_on_main", "exit_with_daemon", "exit_after_thread_died", "exit_by_exception"]
 FORKS = ["fork_from_recording_thread", "fork_beside_recording_thread", "fork_after_captures"]
 USERS = ["user_waits_in_vain", "user_overtakes", "user_before_us"]
-WINDOWS = ["exit_in_a_window", "exit_with_a_parked_window", "fork_in_a_window", "user_beside_a_parked_window"]
+WINDOWS = [
+    "exit_in_a_window",
+    "exit_with_a_parked_window",
+    "fork_in_a_window",
+    "fork_beside_a_parked_window",
+    "user_beside_a_parked_window",
+]
 needs_core = pytest.mark.skipif(not hasattr(core.Recorder, "_open"), reason="requests in flight are known to the C core")
 pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX only"), pytest.mark.timeout(300)]
 
