@@ -129,6 +129,11 @@ class DeviceRoom:
             if self._driver is not None:
                 self._driver.close()
 
+    def levels(self, from_ns: int, to_ns: int) -> tuple[float | None, tuple[Memory, ...]]:
+        """Busy fraction of the busiest card in use, device-wide from the driver or None, and each allocator as it was last read."""
+        in_use = [uuid for uuid in self._uuids.values() if uuid is not None]
+        return None if self._driver is None else self._driver.busy(in_use, from_ns, to_ns), tuple(self._memory)
+
     def evidence(self, from_ns: int, to_ns: int) -> dict[str, Any]:
         """What an incident keeps of a period.
 

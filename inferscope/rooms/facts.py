@@ -27,17 +27,14 @@ def needed(slos: Any, limits: Any) -> bool:
 
 def gather(device: DeviceRoom, now_ns: int) -> Facts:
     """Read what can be read; what cannot is None."""
-    seen = device.evidence(now_ns - _LOOK_BACK_S * NS_PER_S, now_ns)
-    fullest: tuple[float, int] | None = None
-    for card in seen.get("cards", ()):
-        used, total = card.get("memory_used_bytes"), card.get("memory_total_bytes")
-        if used is not None and total:
-            fullest = max(fullest or (0.0, 0), (used / total, used))
-    reserved = [row["reserved_bytes"] for row in seen.get("memory", ()) if row.get("reserved_bytes") is not None]
+    busy, allocators = device.levels(now_ns - _LOOK_BACK_S * NS_PER_S, now_ns)
+    cards = [(row.total_bytes - row.free_bytes, row.total_bytes) for row in allocators if row.free_bytes is not None and row.total_bytes]
+    used, total = max(cards, key=lambda card: card[0] / card[1], default=(None, None))
+    reserved = [row.reserved_bytes for row in allocators if row.reserved_bytes is not None]
     return Facts(
-        device_busy=seen.get("busy"),
-        gpu_used=None if fullest is None else fullest[0],
-        gpu_used_bytes=fullest[1] if fullest is not None else max(reserved, default=None),
+        device_busy=busy,
+        gpu_used=None if used is None or total is None else used / total,
+        gpu_used_bytes=used if used is not None else max(reserved, default=None),
         memory_free=free_memory(),
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inferscope.detect import SLO
+from inferscope.device.memory import Memory
+from inferscope.device.room import DeviceRoom
 from inferscope.rooms import facts
 
 GB = 1 << 30
@@ -42,27 +44,33 @@ def test_no_limit_is_the_machines(tmp_path, machine, limit):
 
 
 class Device:
-    def __init__(self, **seen):
-        self.seen = seen
+    def __init__(self, busy=None, *memory):
+        self.busy, self.memory = busy, memory
 
-    def evidence(self, from_ns, to_ns):
-        return {"busy": None, "cards": [], "memory": [], **self.seen}
+    def levels(self, from_ns, to_ns):
+        assert 0 < to_ns - from_ns <= 10**10
+        return self.busy, self.memory
+
+
+def allocator(reserved=None, free=None, total=None):
+    return Memory("cuda:0", None, None, reserved, None, None, None, None, None, free, total)
 
 
 def test_the_fullest_card_counts():
-    cards = [
-        {"memory_used_bytes": 8 * GB, "memory_total_bytes": 80 * GB},
-        {"memory_used_bytes": 9 * GB, "memory_total_bytes": 10 * GB},
-        {"memory_used_bytes": None, "memory_total_bytes": 80 * GB},
-    ]
-    found = facts.gather(Device(busy=0.4, cards=cards), 10**9)
+    found = facts.gather(Device(0.4, allocator(GB, 72 * GB, 80 * GB), allocator(GB, GB, 10 * GB), allocator(50 * GB)), 10**10)
     assert (found.device_busy, found.gpu_used, found.gpu_used_bytes) == (0.4, 0.9, 9 * GB)
 
 
 def test_without_a_driver_the_allocator_tells_bytes_and_no_fraction():
-    found = facts.gather(Device(memory=[{"reserved_bytes": 3 * GB}, {"reserved_bytes": None}]), 10**9)
+    found = facts.gather(Device(None, allocator(3 * GB), allocator()), 10**10)
     assert (found.device_busy, found.gpu_used, found.gpu_used_bytes) == (None, None, 3 * GB)
-    assert facts.gather(Device(), 10**9).gpu_used_bytes is None
+    assert facts.gather(Device(), 10**10).gpu_used_bytes is None
+
+
+def test_the_device_room_has_these_levels():
+    room = DeviceRoom(None)
+    assert room.levels(0, 1) == (None, ())
+    assert facts.gather(room, 10**10).gpu_used is None
 
 
 def test_nothing_is_asked_that_nobody_needs():
