@@ -74,13 +74,15 @@ def _record(replica, points):
         yield aggregator.cumulative(), totals + bands.totals()
 
 
-def export(replicas, endpoint, *, service, points=2, apart_s=60, end_s=None, directory=None, delta=False):
+def export(replicas, endpoint, *, service, points=2, apart_s=60, end_s=None, directory=None, delta=False, explicit=False):
     """Each replica through an exporter of its own, `points` exports `apart_s` seconds apart, the last one now."""
     end = round((time.time() if end_s is None else end_s) * 1e9)
     for replica in replicas:
         place = None if directory is None else directory / replica.name / "0"
         environ = {"OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "delta"} if delta else {}
-        exporter = Exporter(place, endpoint=endpoint, scale=replica.scale, environ=environ)
+        exporter = Exporter(
+            place, endpoint=endpoint, scale=replica.scale, objectives={"score": OBJECTIVE_NS} if explicit else None, environ=environ
+        )
         resource = {semconv.SERVICE_NAME: service, semconv.SERVICE_INSTANCE_ID: replica.name, semconv.SERVICE_VERSION: replica.version}
         start = end - (points * apart_s + 60) * 10**9
         for number, (distributions, totals) in enumerate(record(replica, points), 1):

@@ -106,6 +106,15 @@ def test_clickhouse_adds_differences_as_they_are(fleet, deliver):
     assert row.latency_ms[0.99] == pytest.approx(truth["quantiles"][0.99] * 1e3, rel=0.005)
 
 
+def test_explicit_buckets_are_read_too_and_no_error_is_claimed_for_them(fleet, deliver):
+    replicas, truth = fleet
+    row = asked(deliver("victoriametrics", replicas, "explicit", explicit=True), "explicit")
+    assert row.requests == truth["requests"]
+    assert row.bucket_error is None
+    assert row.latency_ms[0.5] == pytest.approx(truth["quantiles"][0.5] * 1e3, rel=0.25)
+    assert row.objectives[0].violations == truth["violations"]
+
+
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_a_replica_that_was_restarted_is_counted_through_both_lives(kind, fleet, deliver, shapes):
     replicas, _ = fleet
