@@ -51,7 +51,10 @@ class _Span(NamedTuple):
 
 class _Wait(NamedTuple):
     start: int
+    ready: int
+    """When its turn in the stream came, or when the caller went on."""
     end: int
+    """When its own work ended, or when the caller went on."""
     request: int
     ref: int
     source: tuple[str, str]
@@ -117,12 +120,13 @@ class Settler:
             stream.add(_Span(span.start_ns, span.start_ns + span.exec_ns, identity, span.name))
         if not ref:
             return
-        until = min(span.start_ns, span.issue_ns + span.host_ns)
+        returned = span.issue_ns + span.host_ns
+        end = min(span.start_ns + span.exec_ns, returned)
         source = _source(span.name)
-        if source is None or until - span.issue_ns < max(LEAST_NS, span.error_ns or 0):
+        if source is None or end - span.issue_ns < max(LEAST_NS, span.error_ns or 0):
             self._recorder.unpin(ref)
             return
-        stream.waits.append(_Wait(span.issue_ns, until, identity, ref, source, now))
+        stream.waits.append(_Wait(span.issue_ns, min(span.start_ns, returned), end, identity, ref, source, now))
 
     def run_once(self, now: int, breathe: Callable[[], object] = lambda: None, *, everything: bool = False) -> None:
         """Judge the waits that are old enough.
@@ -144,21 +148,25 @@ class Settler:
 
     def _judge(self, wait: _Wait, spans: list[_Span]) -> None:
         source = self._column(*wait.source)
-        left = [(wait.start, wait.end)]
+        copies = [span for span in spans if span.name.startswith(PREFIX)]
         own = [span for span in spans if span.request == wait.request and not span.name.startswith(PREFIX)]
-        for span in spans:
-            if span.name.startswith(PREFIX):
-                left, _ = _take(left, span)
         others = [span for span in spans if span.request != wait.request and not span.name.startswith(PREFIX)]
+        left = _without([(wait.start, wait.ready)], copies)
         # On a stream that threads share, a forward encloses what others had in between its own kernels.
-        others.sort(key=lambda span: not any(mine.start <= span.start and span.end <= mine.end for mine in own))
-        inside = sum(any(mine.start <= span.start and span.end <= mine.end for mine in own) for span in others)
-        for span in (*others[:inside], *own, *others[inside:]):
+        enclosed = [span for span in others if any(mine.start <= span.start and span.end <= mine.end for mine in own)]
+        for span in (*enclosed, *own, *(span for span in others if span not in enclosed)):
             left, taken = _take(left, span)
             if taken and span.request == wait.request:
                 self._move(wait, source, ("stage", span.name), taken)
             elif taken:
                 self._move(wait, source, GPU_QUEUE, taken)
+        # And what they had between this copy's two events: a stream works in order, so that the copy itself stood still meanwhile.
+        left = _without([(wait.ready, wait.end)], [span for span in copies if span.request != wait.request])
+        for span in others:
+            if wait.ready <= span.start and span.end <= wait.end:
+                left, taken = _take(left, span)
+                if taken:
+                    self._move(wait, source, GPU_QUEUE, taken)
 
     def _move(self, wait: _Wait, source: int, column: tuple[str, str], nanoseconds: int) -> None:
         moved = self._recorder.settle(wait.ref, source, self._column(*column), nanoseconds)
@@ -182,6 +190,12 @@ def _source(name: str) -> tuple[str, str] | None:
     if name.startswith(WAIT):
         return ("stage", name[len(WAIT) :]) if name != WAIT else ("unattributed", "unattributed")
     return None
+
+
+def _without(pieces: list[_Piece], spans: list[_Span]) -> list[_Piece]:
+    for span in spans:
+        pieces, _ = _take(pieces, span)
+    return pieces
 
 
 def _take(left: list[_Piece], span: Any) -> tuple[list[_Piece], int]:

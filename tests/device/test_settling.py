@@ -12,7 +12,7 @@ from inferscope import integration
 from inferscope.aggregate.window import Aggregator
 from inferscope.device.events import timer
 from inferscope.device.harvest import DeviceSpan, Harvester
-from inferscope.device.settling import PATIENCE_NS, Settler
+from inferscope.device.settling import LEAST_NS, PATIENCE_NS, Settler
 from inferscope.integration import Registry
 from inferscope.record import core
 from inferscope.types import SpanFlag
@@ -259,6 +259,18 @@ def test_every_piece_of_a_wait_has_one_owner() -> None:
     assert book.gone == [7]
 
 
+def test_what_others_put_between_a_copys_events_is_theirs() -> None:
+    book = Book()
+    settler = Settler(book)
+    for each in (span("forward", 12, 8, request=2), span("copy:h2d", 21, 2, request=2), span("forward", 24, 20, request=3)):
+        settler.add(each, 0, 0)
+    settler.add(span("copy:d2h", 10, 20, request=1, blocked=20), 7, 0)
+    settler.run_once(PATIENCE_NS)
+    assert book.moves == [
+        (7, "copy:d2h", "gpu-queue:", 8 * MS)
+    ]  # the last forward ends after the copy did: how much of it came before is not known
+
+
 def test_a_caller_that_went_on_earlier_was_not_blocked_for_all_of_it() -> None:
     book = Book()
     settler = Settler(book)
@@ -271,8 +283,9 @@ def test_a_caller_that_went_on_earlier_was_not_blocked_for_all_of_it() -> None:
 def test_a_launch_is_no_wait_and_keeps_no_request_back() -> None:
     book = Book()
     settler = Settler(book)
-    settler.add(span("copy:h2d", 10, 3, request=1, blocked=4), 7, 0)
-    settler.add(span("copy:h2d", 10, 3, request=1, blocked=4)._replace(start_ns=None), 8, 0)
+    short = span("copy:h2d", 10, 0, request=1, blocked=4)._replace(exec_ns=LEAST_NS - 1)
+    settler.add(short, 7, 0)
+    settler.add(short._replace(start_ns=None), 8, 0)
     assert book.gone == [7, 8]
     settler.run_once(PATIENCE_NS)
     assert book.moves == []
