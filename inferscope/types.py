@@ -42,6 +42,7 @@ __all__ = [
     "Snapshot",
     "SpanFlag",
     "SpanRecord",
+    "StageCost",
     "WhatIf",
     "Window",
 ]
@@ -367,6 +368,24 @@ class CaptureSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class StageCost:
+    """What one stage takes beside time, means over retained requests; None is what was not measured."""
+
+    name: str
+    slow_ms: float
+    """Of a slow request, waits inside it included."""
+    ordinary_ms: float
+    slow_cpu_ms: float | None
+    """CPU time of the stage's thread, from samples."""
+    ordinary_cpu_ms: float | None
+    slow_bytes: float | None
+    """Copied between host and device in it."""
+    ordinary_bytes: float | None
+    device_bytes: int | None
+    """Most that a run of it added to the device's memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """Breach, captures and diagnosis of one objective, as kept on disk and shown in reports."""
 
@@ -398,3 +417,5 @@ class Incident:
     findings: tuple[Finding, ...]
     captures: tuple[CaptureSummary, ...]
     notes: tuple[str, ...] = ()
+    stages: tuple[StageCost, ...] = ()
+    """By descending time in a slow request."""

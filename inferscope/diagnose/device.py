@@ -43,12 +43,15 @@ class DeviceFacts:
     looks: tuple[Look, ...] = ()
     spans: Mapping[tuple[int, int], tuple[DeviceSpan, ...]] = field(default_factory=dict[tuple[int, int], tuple[DeviceSpan, ...]])
     """By slot and request id."""
+    memory: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Most that a run of each stage added to a device's memory, bytes, where that is known exactly."""
 
 
 def read_device(documents: Sequence[Mapping[str, Any]]) -> DeviceFacts:
     """Read the part `device` of documents that have one."""
     looks: list[Look] = []
     spans: dict[tuple[int, int], list[DeviceSpan]] = {}
+    grown: dict[str, int] = {}
     for document in documents:
         offset, slot = int(document.get("unix_offset_ns") or 0), int(document.get("slot") or 0)
         held: Mapping[str, Any] = document.get("device") or {}
@@ -56,7 +59,10 @@ def read_device(documents: Sequence[Mapping[str, Any]]) -> DeviceFacts:
             hz = {str(card): int(value) for card, value in clocks.items() if value is not None}
             why = {str(card): tuple(map(str, reasons)) for card, reasons in slowed.items()}
             looks.append(Look(slot, int(at) + offset, hz, why, memory))
+        for entry in held.get("memory_by_stage") or ():
+            if entry.get("dynamic_bytes") is not None:
+                grown[str(entry["stage"])] = max(grown.get(str(entry["stage"]), 0), int(entry["dynamic_bytes"]))
         for request, name, issue, start, exec_, queue in held.get("spans") or ():
             row = DeviceSpan(str(name), int(issue) + offset, int(start) + offset, int(exec_), int(queue))
             spans.setdefault((slot, int(request)), []).append(row)
-    return DeviceFacts(tuple(sorted(looks, key=lambda look: look.at_ns)), {key: tuple(rows) for key, rows in spans.items()})
+    return DeviceFacts(tuple(sorted(looks, key=lambda look: look.at_ns)), {key: tuple(rows) for key, rows in spans.items()}, grown)

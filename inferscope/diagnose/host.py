@@ -28,6 +28,8 @@ class HostSpan(NamedTuple):
     end_ns: int
     parent: int
     thread: int
+    aux: int = 0
+    """Bytes of a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,10 @@ def _request(row: Mapping[str, Any], mapping: Sequence[int], offset: int, slot: 
     vector = np.zeros(max(mapping, default=0) + 1)
     for position, value in enumerate(row["vector"]):
         vector[mapping[position]] += value
-    spans = tuple(HostSpan(mapping[c], int(a) + offset, int(b) + offset, int(p), int(t)) for c, a, b, p, t in row.get("spans") or ())
+    spans = tuple(
+        HostSpan(mapping[c], int(a) + offset, int(b) + offset, int(p), int(t), int(rest[0]) if rest else 0)
+        for c, a, b, p, t, *rest in row.get("spans") or ()
+    )
     cpu = row.get("cpu_ns")
     return HostRequest(
         slot=slot,

@@ -9,6 +9,7 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from inferscope.diagnose.attribution import attribute
+from inferscope.diagnose.costs import stage_costs
 from inferscope.diagnose.evidence import Document, Horizon, quantile_ns, read_documents, read_json
 from inferscope.diagnose.findings import Context, evaluate, model_label
 from inferscope.diagnose.merging import merge
@@ -19,7 +20,7 @@ from inferscope.diagnose.waits import divide
 from inferscope.diagnose.whatif import plan
 from inferscope.errors import EvidenceError
 from inferscope.triggers import LATENCY, told
-from inferscope.types import Breach, CaptureSummary, Evidence, Finding, Incident, Latency, Share, WhatIf
+from inferscope.types import Breach, CaptureSummary, Evidence, Finding, Incident, Latency, Share, StageCost, WhatIf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ def diagnose(
     Raises:
         EvidenceError: The evidence is damaged or says nothing about the request.
     """
-    horizon = merge(evidence, breach.request)
+    horizon = original = merge(evidence, breach.request)
     base = merge(healthy, breach.request) if healthy else None
     threshold = round(breach.threshold_ms * _MS)
     horizon, waits = divide(horizon, _edge(horizon, threshold))
@@ -94,6 +95,7 @@ def diagnose(
         findings=findings,
         captures=tuple(summary for summary, _ in kept),
         notes=(*_basis(attribution), *attribution.notes, *what_if.notes, *_merged(horizon), *_divided(waits, horizon), *left_out, *notes),
+        stages=stage_costs(context, original),
     )
 
 
@@ -281,7 +283,8 @@ def from_dict(document: Document) -> Incident:
         msg = f"diagnosis of schema {document['schema']}: this version reads {SCHEMA}"
         raise EvidenceError(msg)
     try:
-        known = {field.name: document[field.name] for field in fields(Incident)}
+        known = {field.name: document[field.name] for field in fields(Incident) if field.name != "stages"}
+        known["stages"] = tuple(_build(StageCost, row) for row in document.get("stages") or ())  # diagnoses of earlier versions have none
         known["breach"] = _build(Breach, document["breach"])
         known["latency_ms"] = _build(Latency, document["latency_ms"])
         known["attribution"] = tuple(_build(Share, row) for row in document["attribution"])

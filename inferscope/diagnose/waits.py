@@ -57,6 +57,9 @@ class Waits:
     ordinary_parts: Mapping[str, float] = field(default_factory=dict[str, float])
     paused: int = 0
     """Slow requests that a collection of another thread stopped."""
+    slow_cpu: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Fraction of each stage's time in which its thread was on a CPU, by label, where enough was sampled."""
+    ordinary_cpu: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def is_model(label: str) -> bool:
@@ -70,6 +73,8 @@ class _Pool:
     def __init__(self, width: int) -> None:
         self.known = np.zeros((width, len(_PARTS)))
         """Sampled time by column and part."""
+        self.cpu = np.zeros(width)
+        """Sampled CPU time by column, and what it is a part of."""
         self.rows = np.zeros(width)
         self.requests = np.zeros(width)
         self.total = np.zeros(width)
@@ -83,6 +88,10 @@ class _Pool:
             fractions: FloatArray = self.known[column] / self.known[column].sum()
             return fractions
         return None
+
+    def on_cpu(self, labels: Sequence[str]) -> dict[str, float]:
+        """Fraction of the columns' time on a CPU, when enough of it was sampled."""
+        return {label: float(self.cpu[at] / self.known[at].sum()) for at, label in enumerate(labels) if self.fractions(at) is not None}
 
     def parts(self) -> dict[str, float]:
         """All columns together."""
@@ -114,7 +123,10 @@ def divide(horizon: Horizon, threshold_ns: int | None) -> tuple[Horizon, Waits]:
     for request, weight in zip(facts.requests, weights(horizon).tolist(), strict=True):
         join.add(pools[request.wall_ns > threshold_ns], request, weight)
     ordinary, slow = (_moves(horizon, pool) for pool in pools)
-    told = Waits(pools[1].sampled, pools[0].sampled, pools[1].parts(), pools[0].parts(), pools[1].paused)
+    labels = horizon.labels
+    told = Waits(
+        pools[1].sampled, pools[0].sampled, pools[1].parts(), pools[0].parts(), pools[1].paused, pools[1].on_cpu(labels), pools[0].on_cpu(labels)
+    )  # fmt: skip
     return _moved(horizon, ordinary, slow, float(threshold_ns)), told
 
 
@@ -141,7 +153,7 @@ class _Join:
             found = self._sampled(request, column, thread, start, end)
             if found is None:
                 continue
-            parts, rows = found
+            parts, rows, on_cpu = found
             left = stopped.get(column, 0.0)
             for part in (2, 1):  # a stopped thread waits for the interpreter, and for a CPU each time it wakes to ask for it
                 taken = min(left, float(parts[part]))
@@ -154,12 +166,13 @@ class _Join:
                 pool.requests[: len(own)] += own > 0
             else:
                 pool.known[column] += weight * parts
+                pool.cpu[column] += weight * on_cpu
                 pool.rows[column] += rows
                 pool.requests[column] += 1
             seen = True
         pool.sampled += seen
 
-    def _sampled(self, request: HostRequest, column: int, thread: int, start: int, end: int) -> tuple[FloatArray, int] | None:
+    def _sampled(self, request: HostRequest, column: int, thread: int, start: int, end: int) -> tuple[FloatArray, int, float] | None:
         rows = self.threads.get((request.slot, thread))
         if rows is None:
             return None
@@ -173,7 +186,7 @@ class _Join:
         scale = np.where(usable, overlap / np.maximum(length, 1.0), 0.0)
         # Who awaits leaves its thread to others: what that thread waits for is not what the request waits for.
         awaits = (request.cpu_ns is None and column <= 0) or (column >= 0 and self.kinds[column] == "queue")
-        return _parts(rows, part, length, scale, awaits=awaits), int(usable.sum())
+        return _parts(rows, part, length, scale, awaits=awaits), int(usable.sum()), float((rows.cpu[part] * scale).sum())
 
     def _pauses(
         self, pool: _Pool, request: HostRequest, segments: Sequence[tuple[int, int, int, int, float]], own: FloatArray, weight: float

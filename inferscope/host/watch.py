@@ -179,5 +179,5 @@ def _request(record: RequestRecord, shape: tuple[tuple[int, ...], bool] | None) 
         "voluntary": record.voluntary_switches,
         "involuntary": record.involuntary_switches,
         "vector": list(record.vector),
-        "spans": [[span.column, span.start_ns, span.end_ns, span.parent, span.thread_id] for span in record.spans],
+        "spans": [[span.column, span.start_ns, span.end_ns, span.parent, span.thread_id, span.aux] for span in record.spans],
     }

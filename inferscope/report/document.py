@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from inferscope.report import words
@@ -63,6 +64,7 @@ def to_json(incident: Incident) -> dict[str, Any]:
             }
             for entry in incident.what_if
         ],
+        "stages": [dataclasses.asdict(cost) for cost in incident.stages],
         "findings": [_finding(finding) for finding in incident.findings],
         "captures": [_capture(capture) for capture in incident.captures],
         "notes": list(incident.notes),

@@ -50,6 +50,8 @@ def _parts(incident: Incident) -> Iterable[str]:
     yield from _attribution(incident)
     if incident.what_if:
         yield from _what_if(incident)
+    if incident.stages:
+        yield from _stages(incident)
     yield "<h2>Findings</h2>\n"
     yield from (_finding(finding) for finding in incident.findings)
     if not incident.findings:
@@ -80,6 +82,16 @@ def _attribution(incident: Incident) -> Iterable[str]:
         if abs(share.share) >= _SMALL or share.mean_share >= _SMALL:
             yield f'<tr><td>{escape(share.name)}</td><td class="bars">{_bar(share)}</td><td>{words.percent(share.share)} {words.plus_minus(share)}</td>'
             yield f"<td>{words.number(share.tail_ms)} ms</td><td>{words.number(share.body_ms)} ms</td><td>{words.percent(share.mean_share)}</td></tr>\n"
+    yield "</table>\n"
+    if (said := words.misled(incident)) is not None:
+        yield f"<p>{escape(said)}</p>\n"
+
+
+def _stages(incident: Incident) -> Iterable[str]:
+    yield "<h2>Stages: slow / ordinary request</h2>\n"
+    yield "<table><tr><th>stage</th><th>time</th><th>CPU</th><th>copied</th><th>device memory</th></tr>\n"
+    for row in words.stage_rows(incident):
+        yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n"
     yield "</table>\n"
 
 

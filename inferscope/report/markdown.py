@@ -40,6 +40,8 @@ def _lines(incident: Incident) -> Iterable[str]:
     yield _text(words.load_line(incident))
     yield ""
     yield from _attribution(incident)
+    if (said := words.misled(incident)) is not None:
+        yield from ("", _text(said))
     if incident.what_if:
         yield from (
             "",
@@ -50,6 +52,16 @@ def _lines(incident: Incident) -> Iterable[str]:
         )
         for entry in incident.what_if:
             yield f"| {_text(' + '.join(entry.fix))} | {words.milliseconds(entry.p99_ms)} | {'✅ meets' if entry.meets_objective else '❌ broken'} |"
+    if incident.stages:
+        yield from (
+            "",
+            "### Stages: slow / ordinary request",
+            "",
+            "| stage | time | CPU | copied | device memory |",
+            "|---|---|---|---|---|",
+        )
+        for row in words.stage_rows(incident):
+            yield "| " + " | ".join(map(_text, row)) + " |"
     yield from ("", "### Findings", "")
     if not incident.findings:
         yield "None."

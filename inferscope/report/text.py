@@ -46,8 +46,12 @@ def render(incident: Incident, *, width: int | None = None, color: bool = False)
 def _blocks(incident: Incident, width: int) -> Iterable[list[_Line]]:
     yield _head(incident, width)
     yield _attribution(incident, width)
+    if (said := words.misled(incident)) is not None:
+        yield _wrapped(said, width, "  ")
     if incident.what_if:
         yield _what_if(incident)
+    if incident.stages:
+        yield _stages(incident)
     yield [[], [("Findings", "bold")], *([] if incident.findings else [[("  none", "")]])]
     for position, finding in enumerate(incident.findings, 1):
         yield _finding(position, finding, width)
@@ -110,6 +114,16 @@ def _what_if(incident: Incident) -> list[_Line]:
     names = max(len(name) for name, _ in rows)
     title = "P99 if a cause cost every request no more than its median (estimate)"
     return [[], [(title, "bold")], *([(f"  {name:{names}}  ", ""), (value, "green" if "meets" in value else "")] for name, value in rows)]
+
+
+def _stages(incident: Incident) -> list[_Line]:
+    rows = [("", "time", "CPU", "copied", "device memory"), *words.stage_rows(incident)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines: list[_Line] = [[], [("Stages beside time: slow / ordinary request", "bold")]]
+    for position, row in enumerate(rows):
+        cells = [f"{cell:{size}}" for cell, size in zip(row, widths, strict=True)]
+        lines.append([(f"  {'  '.join(cells)}", "" if position else "dim")])
+    return lines
 
 
 def finding_lines(position: int, finding: Finding, width: int = _WIDTH) -> list[str]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from inferscope.types import CaptureSummary, Evidence, Incident, Share, WhatIf
 
 __all__ = [
+    "amount",
     "capture_line",
     "captures_lines",
     "count",
@@ -19,11 +20,18 @@ __all__ = [
     "held",
     "load_line",
     "milliseconds",
+    "misled",
     "number",
     "objective",
     "percent",
     "plus_minus",
+    "stage_rows",
 ]
+
+_CLEAR = 0.2
+"""Part of all time from which a mean profile points at a column."""
+_MISLEADS = 0.1
+"""Part of the excess below which that is the wrong place to look."""
 
 
 def number(value: float) -> str:
@@ -113,6 +121,40 @@ def capture_line(capture: CaptureSummary) -> str:
     stages = ", ".join(f"{name} {number(ms)} ms" for name, ms in sorted(capture.stages.items(), key=lambda item: -item[1]))
     joined = f"; operators by stage: {stages}" if stages else ""
     return f"{capture.id}: tier {capture.tier}, {kind} request {requests}, {events} events, stall {number(capture.stall_ms)} ms{joined}"
+
+
+def misled(incident: Incident) -> str | None:
+    """What a mean profile would have said, when that is wrong."""
+    if incident.withheld is not None or not incident.attribution:
+        return None
+    top, mean = incident.attribution[0], max(incident.attribution, key=lambda share: share.mean_share)
+    if mean.name == top.name or mean.mean_share < _CLEAR or mean.share >= _MISLEADS:
+        return None
+    return f"A mean profile would point at {mean.name} ({percent(mean.mean_share)} of all time), which owns {percent(mean.share)} of what slow requests take longer."
+
+
+def amount(value: float | None) -> str:
+    """Bytes with a unit, or n/a."""
+    if value is None:
+        return "n/a"
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value >= size:
+            return f"{number(value / size)} {unit}"
+    return f"{value:.0f} B"
+
+
+def stage_rows(incident: Incident) -> list[tuple[str, ...]]:
+    """Stages with what they take beside time: name, then time, CPU and bytes of a slow and an ordinary request, then device memory."""
+    return [
+        (
+            cost.name,
+            f"{milliseconds(cost.slow_ms)} / {milliseconds(cost.ordinary_ms)}",
+            f"{milliseconds(cost.slow_cpu_ms)} / {milliseconds(cost.ordinary_cpu_ms)}",
+            f"{amount(cost.slow_bytes)} / {amount(cost.ordinary_bytes)}",
+            amount(cost.device_bytes),
+        )
+        for cost in incident.stages
+    ]
 
 
 def captures_lines(captures: Sequence[CaptureSummary]) -> Iterator[str]:

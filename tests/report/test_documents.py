@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from inferscope.report import document, hgrm, html, markdown, perfetto
+from inferscope.types import StageCost
 
 MARKDOWN = """\
 ## ❌ P99 of score at most 20 ms: BROKEN
@@ -32,6 +33,8 @@ P99 48.1 ms: the objective P99 of 20 ms is broken; the tail's excess is copy:h2d
 | copy:h2d | 62 % ± 5 | 24.9 ms | 0.38 ms | 13 % |
 | lock:rules | 38 % ± 5 | 15.0 ms | 0.00 ms | 10 % |
 | forward | 0 % ± <1 | 5.30 ms | 5.30 ms | 50 % |
+
+A mean profile would point at forward (50 % of all time), which owns 0 % of what slow requests take longer.
 
 ### P99 if a cause cost every request no more than its median (estimate)
 
@@ -256,3 +259,11 @@ def test_reports_load_neither_torch_nor_numpy_nor_rich():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_stages_are_in_every_document(incident):
+    costs = (StageCost("forward", 5.3, 5.2, 4.9, None, 262_144.0, None, 3 << 20),)
+    held = replace(incident, stages=costs)
+    assert "| forward | 5.30 ms / 5.20 ms | 4.90 ms / n/a | 256 KiB / n/a | 3.00 MiB |" in markdown.render(held)
+    assert "<td>forward</td><td>5.30 ms / 5.20 ms</td>" in html.render(held)
+    assert document.to_json(held)["stages"][0]["ordinary_cpu_ms"] is None

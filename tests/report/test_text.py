@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from inferscope.report import text
-from inferscope.types import Latency
+from inferscope.types import Latency, StageCost
 
 EXPECTED = """\
 P99 of score at most 20 ms: BROKEN   20240101T000000Z-score-abcd  diagnosed
@@ -24,6 +24,8 @@ Where slow requests lose their time: 39.5 ms more than an ordinary request
   copy:h2d    ███████████████·········    62 % ± 5       24.9 ms   0.38 ms          13 %
   lock:rules  █████████···············    38 % ± 5       15.0 ms   0.00 ms          10 %
   forward     ························     0 % ± <1      5.30 ms   5.30 ms          50 %
+  A mean profile would point at forward (50 % of all time), which owns 0 % of what slow requests
+  take longer.
 
 P99 if a cause cost every request no more than its median (estimate)
   copy:h2d               37.8 ms
@@ -106,3 +108,19 @@ def test_many_captures_are_one_line_a_kind(incident) -> None:
         "  8 slow requests on 3 threads: stall 0.50 to 1.20 ms each, 100 to 107 events; operators by stage, medians: rules 30.5 ms, forward 5.12 ms\n"
     ) in found
     assert "  h1: tier 1, healthy request 77, 1 234 events, stall 0.75 ms" in found
+
+
+def test_stages_stand_beside_what_they_cost(incident):
+    costs = (
+        StageCost("forward", 5.3, 5.2, 4.9, None, 262_144.0, None, 3 << 20),
+        StageCost("rules", 0.5, 0.4, None, None, None, None, None),
+    )
+    found = text.render(replace(incident, stages=costs))
+    assert "  forward  5.30 ms / 5.20 ms  4.90 ms / n/a  256 KiB / n/a  3.00 MiB\n" in found
+    assert "  rules    0.50 ms / 0.40 ms  n/a / n/a      n/a / n/a      n/a\n" in found
+
+
+def test_a_mean_profile_that_is_right_is_not_called_wrong(incident):
+    assert "A mean profile would point at" in text.render(incident)
+    right = replace(incident.attribution[0], mean_share=0.7)
+    assert "A mean profile" not in text.render(replace(incident, attribution=(right, *incident.attribution[1:])))
