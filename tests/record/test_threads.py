@@ -53,6 +53,12 @@ def test_threads_lose_none_of_a_million_records(recorder, reader, hasty):
     hammer(recorder, reader, 250_000)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_four_threads_lose_none_of_a_million_records_each(recorder, reader, hasty):
+    hammer(recorder, reader, 1_000_000)
+
+
 def test_readers_do_not_disturb_writers(recorder, reader, hasty):
     done = threading.Event()
     seen = []
