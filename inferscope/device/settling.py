@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from inferscope.device.copies import PREFIX
 
@@ -55,6 +55,8 @@ class _Wait(NamedTuple):
     """When its turn in the stream came, or when the caller went on."""
     end: int
     """When its own work ended, or when the caller went on."""
+    done: int
+    """When its own work ended on the device."""
     request: int
     ref: int
     source: tuple[str, str]
@@ -121,12 +123,13 @@ class Settler:
         if not ref:
             return
         returned = span.issue_ns + span.host_ns
-        end = min(span.start_ns + span.exec_ns, returned)
+        done = span.start_ns + span.exec_ns
+        end = min(done, returned)
         source = _source(span.name)
         if source is None or end - span.issue_ns < max(LEAST_NS, span.error_ns or 0):
             self._recorder.unpin(ref)
             return
-        stream.waits.append(_Wait(span.issue_ns, min(span.start_ns, returned), end, identity, ref, source, now))
+        stream.waits.append(_Wait(span.issue_ns, min(span.start_ns, returned), end, done, identity, ref, source, now))
 
     def run_once(self, now: int, breathe: Callable[[], object] = lambda: None, *, everything: bool = False) -> None:
         """Judge the waits that are old enough.
@@ -147,26 +150,19 @@ class Settler:
                     breathe()
 
     def _judge(self, wait: _Wait, spans: list[_Span]) -> None:
+        """Share out a wait, and what others had between the copy's own two events.
+
+        A stream works in order, and a span's last event follows its own last kernel: what runs at an instant belongs to that span, of all that
+        cover the instant, which ends first. On a stream that threads share, spans enclose others' work.
+        """
         source = self._column(*wait.source)
-        copies = [span for span in spans if span.name.startswith(PREFIX)]
-        own = [span for span in spans if span.request == wait.request and not span.name.startswith(PREFIX)]
-        others = [span for span in spans if span.request != wait.request and not span.name.startswith(PREFIX)]
-        left = _without([(wait.start, wait.ready)], copies)
-        # On a stream that threads share, a forward encloses what others had in between its own kernels.
-        enclosed = [span for span in others if any(mine.start <= span.start and span.end <= mine.end for mine in own)]
-        for span in (*enclosed, *own, *(span for span in others if span not in enclosed)):
-            left, taken = _take(left, span)
-            if taken and span.request == wait.request:
-                self._move(wait, source, ("stage", span.name), taken)
-            elif taken:
-                self._move(wait, source, GPU_QUEUE, taken)
-        # And what they had between this copy's two events: a stream works in order, so that the copy itself stood still meanwhile.
-        left = _without([(wait.ready, wait.end)], [span for span in copies if span.request != wait.request])
-        for span in others:
-            if wait.ready <= span.start and span.end <= wait.end:
-                left, taken = _take(left, span)
-                if taken:
-                    self._move(wait, source, GPU_QUEUE, taken)
+        left = [(wait.start, wait.end)]
+        for span in sorted(spans, key=lambda span: span.end):
+            # One that ends later than the copy may have worked after it; before the copy's turn it can only have worked before it.
+            left, taken = _take(left, span.start, span.end if span.end <= wait.done else min(span.end, wait.ready))
+            if not taken or span.name.startswith(PREFIX):
+                continue
+            self._move(wait, source, ("stage", span.name) if span.request == wait.request else GPU_QUEUE, taken)
 
     def _move(self, wait: _Wait, source: int, column: tuple[str, str], nanoseconds: int) -> None:
         moved = self._recorder.settle(wait.ref, source, self._column(*column), nanoseconds)
@@ -192,18 +188,12 @@ def _source(name: str) -> tuple[str, str] | None:
     return None
 
 
-def _without(pieces: list[_Piece], spans: list[_Span]) -> list[_Piece]:
-    for span in spans:
-        pieces, _ = _take(pieces, span)
-    return pieces
-
-
-def _take(left: list[_Piece], span: Any) -> tuple[list[_Piece], int]:
-    """What is left of pieces of time without a span, and how much it took."""
+def _take(left: list[_Piece], begin: int, until: int) -> tuple[list[_Piece], int]:
+    """What is left of pieces of time without a period, and how much that took."""
     rest: list[_Piece] = []
     taken = 0
     for start, end in left:
-        low, high = max(start, span.start), min(end, span.end)
+        low, high = max(start, begin), min(end, until)
         if low >= high:
             rest.append((start, end))
             continue
