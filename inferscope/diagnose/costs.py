@@ -54,7 +54,7 @@ def stage_costs(context: Context, original: Horizon) -> tuple[StageCost, ...]:
 def _mean(requests: Sequence[HostRequest], amounts: FloatArray, column: int) -> float:
     """Milliseconds."""
     spent = sum(weight * float(r.vector[column]) for r, weight in zip(requests, amounts.tolist(), strict=True) if column < len(r.vector))
-    return spent / float(amounts.sum()) / 1e6
+    return float(spent) / float(amounts.sum()) / 1e6
 
 
 def _of(fractions: Mapping[str, float], label: str, ms: float) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 
@@ -222,3 +224,17 @@ def test_run_queue_delay_is_preemption(service, document):
 
 def test_rules_are_registered_once():
     assert len(set(ALL)) == len(ALL) >= 30
+
+
+def test_the_documentation_lists_every_finding():
+    root = Path(__file__).resolve().parents[2]
+    table = (root / "docs" / "diagnosis.md").read_text().partition("## Findings")[2].partition("## A trace")[0]
+    said = set(
+        re.findall(
+            r"`([A-Z0-9]+(?:_[A-Z0-9]+)+|QUEUEING|SATURATION)`", "".join(row for row in table.splitlines(True) if row.startswith("|"))
+        )
+    )
+    sources = "".join(path.read_text() for path in (root / "inferscope" / "diagnose" / "rules").glob("*.py"))
+    emitted = set(re.findall(r'"((?:[A-Z0-9]{2,}_)+[A-Z0-9]+|QUEUEING|SATURATION)"', sources))
+    emitted |= {f"{way}_SYNC_PAGEABLE" for way in ("H2D", "D2H")}
+    assert said == emitted
