@@ -70,7 +70,7 @@ def test_a_function_is_measured_in_a_process_of_its_own(run_file, functions):
 
 
 def test_golden_outputs_are_kept_and_checked(functions, capsys):
-    common = ["bench", "functions:score", "--inputs", "inputs.jsonl", "--repeat", 20, "--warmup", 0]
+    common = ["bench", "functions:score", "--inputs", "inputs.jsonl", "--repeat", 20, "--warmup", 0, "--baseline", 0]
     assert status_of(*common, "--save-golden", "golden.json") == 0
     assert status_of(*common, "--golden", "golden.json") == 0
     assert "CORRECT, 20 of 20 outputs agree" in capsys.readouterr().out
@@ -84,7 +84,7 @@ def test_golden_outputs_are_kept_and_checked(functions, capsys):
 def test_batches_are_lists_and_items_are_counted(functions):
     assert (
         status_of(
-            "bench", "functions:batch", "--inputs", "inputs.jsonl", "--batch-size", 4, "--repeat", 50, "--warmup", 0, "--json", "b.json"
+            "bench", "functions:batch", "--inputs", "inputs.jsonl", "--batch-size", 4, "--repeat", 50, "--warmup", 0, "--baseline", 0, "--json", "b.json"
         )
         == 0
     )
@@ -171,7 +171,7 @@ def test_an_address_is_measured_and_what_it_answers_checked(functions, command, 
     with Service(shlex.split(command(0.002).replace("{port}", str(port))), port, {}, functions, functions / "log") as service:
         service.start()
         url = f"http://127.0.0.1:{port}"
-        common = ["--inputs", "inputs.jsonl", "--max-lag", "10s", "--warmup", 0]
+        common = ["--inputs", "inputs.jsonl", "--max-lag", "10s", "--warmup", 0, "--baseline", 0]
         pid = service._process.pid
         assert status_of(
             "bench", f"{url}/", *common, "--rate", 60, "--duration", "1s", "--save-golden", "g.json", "--pid", pid, "--json", "h.json"
