@@ -7,7 +7,7 @@ import time
 import pytest
 
 import inferscope
-from inferscope import semconv
+from inferscope import integration, semconv
 from inferscope.record import core, fallback
 from inferscope.testing.receiver import OtlpReceiver
 
@@ -129,6 +129,20 @@ def test_explicit_buckets_stand_around_the_objective_when_the_standard_variable_
         point = found.last(semconv.REQUEST_DURATION, inferscope__request="explicit")
     assert point.kind == "histogram"
     assert 0.005 in point.buckets.bounds
+
+
+def test_bytes_copied_captures_and_what_was_dropped_are_metrics(receiver):
+    integration.record_copy("h2d", 4096, 0, 1_000, sync=True, pageable=True, site="load (model.py:12)")
+    for _ in range(3):
+        serve()
+    with inferscope.request("wired") as late:
+        pass
+    with inferscope.attach(late), inferscope.stage("too-late"):
+        pass
+    assert inferscope.flush(2.0)
+    assert receiver.last(semconv.COPY_IO, direction="h2d").value >= 4096
+    dropped = {point.attributes[semconv.ATTR_REASON] for point in receiver.metrics(semconv.SELF_DROPPED)}
+    assert "late_spans" in dropped
 
 
 @pytest.mark.parametrize("implementation", [core.Recorder, fallback.Recorder])
