@@ -175,11 +175,11 @@ def fleet_breaks(job):
     begun = []
     for _ in range(REPLICAS):
         held = detector(kind, REPLICAS)
-        firings(held, *traffic.independent(rng, 500, 90, 0.005))
+        firings(held, *traffic.independent(rng, 500, 300, 0.005))
         late = rng.random()
         n, k = traffic.independent(rng, 500, 60, 0.05)
         k[0] = rng.binomial(k[0], 1.0 - late)
-        fired = firings(held, n, k, 90)
+        fired = firings(held, n, k, 300)
         if not fired:
             continue
         selection = SelfSelection(REPLICAS, rng.random)
@@ -188,7 +188,7 @@ def fleet_breaks(job):
             moment = fired[0]
             while selection.take(moment * S) is None:
                 moment += 1
-            begun.append(moment - 90 - late)
+            begun.append(moment - 300 - late)
     begun.sort()
     worst = max((sum(moment <= other < moment + CAPTURE_S for other in begun) for moment in begun), default=0)
     return worst / REPLICAS, begun[0] if begun else math.inf
