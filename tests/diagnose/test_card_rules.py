@@ -18,7 +18,7 @@ CARD = "GPU-1"
 @pytest.fixture(scope="module")
 def slow_model(service):
     """A minute in which the model is slow during 100 ms of every other second; its slow and some ordinary requests are retained."""
-    requests = service.simulate(60, 200, seed=4, copy_rate=0, lock_rate=0)
+    requests = service.simulate(60, 100, seed=4, copy_rate=0, lock_rate=0)
     requests.vectors[requests.start % (2 * S) < 100 * MS, 4] += 35 * MS
     document = service.evidence(requests, [20 * MS], keep=16)
     wall = requests.wall

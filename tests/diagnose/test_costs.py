@@ -19,7 +19,7 @@ S = 1_000_000_000
 @pytest.fixture(scope="module")
 def document(service):
     """Retained requests whose model copies 4 KiB; slow ones spend 40 ms in it, half of that on a CPU, at one line."""
-    requests = service.simulate(60, 200, seed=4, copy_rate=0, lock_rate=0)
+    requests = service.simulate(40, 100, seed=4, copy_rate=0, lock_rate=0)
     requests.vectors[requests.start % (2 * S) < 100 * MS, 4] += 35 * MS
     document = service.evidence(requests, [20 * MS], keep=16)
     bands, rows, samples = service.band_of(requests.wall, [20 * MS]), [], []
@@ -45,7 +45,7 @@ def document(service):
         "samples": {
             "reason": None,
             "from_ns": 0,
-            "to_ns": 60 * S,
+            "to_ns": 40 * S,
             "threads": samples,
             "places": ["", "pad (serve.py:12)", ""],
             "sites": [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -306,19 +307,23 @@ REPORTED = {
 }
 
 
+@cache
+def real(name):
+    (path,) = REAL.glob(f"{name}*")
+    return explain_trace(path)
+
+
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real traces are not here")
 @pytest.mark.parametrize("name", REPORTED)
 def test_real_traces_get_the_findings_that_are_known_of_them(name):
-    (path,) = REAL.glob(f"{name}*")
-    found = explain_trace(path)
+    found = real(name)
     assert {finding.id for finding in found.findings} == REPORTED[name]
-    assert report.render(found).startswith(path.name)
+    assert report.render(found).startswith(found.name)
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real traces are not here")
 def test_real_idle_time_sums_to_the_gaps_of_the_device():
-    (path,) = REAL.glob("tracelens_h100_google_owlv2*")
-    found = read_trace(path)
+    found = real("tracelens_h100_google_owlv2").summary
     assert found.idle.total_ms + 566.75 == pytest.approx(found.idle.total_ms / (1 - found.device_busy), rel=0.01)
     assert found.idle.host_ms > 0.9 * found.idle.total_ms
     assert found.matrix.tensor_ms > 100 * found.matrix.plain_ms
