@@ -16,8 +16,8 @@ into. Sums stay as they are, because a column gives no more than this request pu
 asked for. While a request has pins its retained record is withheld from `drain`, for at most 2 s after its end; then it is handed over
 with `device_incomplete` set (the last field of the tuple), counted in `counters()["device_incomplete"]`, and later calls with its
 reference do nothing. `pins_refused` counts pins beyond 4096 requests at once, `settles_refused` moves beyond 16 pairs of columns in one
-open request. A reference is a plain int that never comes again; a request that was discarded, a carrier and a no-op have 0 or are
-forgotten.
+open request. A reference is a plain int that never comes again; a request that was discarded and a no-op have 0 or are forgotten. What is
+settled in a carrier (a batch) is settled in every request that it is spliced into, and those wait for its spans too.
 """
 
 from __future__ import annotations

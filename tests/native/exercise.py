@@ -215,6 +215,16 @@ def settle(recorder: Any) -> None:
     dropped = recorder.request("settled")
     dropped.__enter__()
     recorder.pin(dropped)
+    for early in (True, False):
+        with recorder.request("settled") as request, recorder.stage("forward"):
+            with recorder.attach(None), recorder.carrier("work") as carrier, recorder.stage("forward"):
+                shared = [recorder.pin(carrier), recorder.pin(carrier)]
+            recorder.settle(shared[0], forward, queue, 3)
+            recorder.splice(carrier.packed, request)
+            if early:
+                recorder.unpin(shared[0])
+        recorder.settle(shared[0], forward, queue, 3)
+        recorder.unpin(shared[1])
     for bad in ((0, 0, 1, 1), ("x", 0, 1, 1), (refs[0], "x", 1, 1), (refs[0], 0, 1, 1 << 80), (1 << 80, 0, 1, 1)):
         recorder.settle(*bad)
     recorder.unpin(None), recorder.pin(None), recorder.column(1, None)

@@ -84,8 +84,12 @@ def batches(recorder: Any, results: list[Any]) -> None:
     with recorder.request("one") as one, recorder.attach(None), recorder.request("two") as two:
         with recorder.attach(None), recorder.carrier("work") as carrier, recorder.stage("forward"):
             results.append("forward")
+            ref = recorder.pin(carrier)
+            recorder.settle(ref, 2, 0, 1)
         for request in (one, two):
             recorder.splice(carrier.packed, request)
+        recorder.settle(ref, 2, 0, 1)
+        recorder.unpin(ref)
 
 
 async def tasks(recorder: Any, results: list[Any]) -> None:

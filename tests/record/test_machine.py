@@ -88,20 +88,25 @@ class Cores(RuleBasedStateMachine):
         self.both(lambda recorder, index: recorder.unpin(refs[index]))
 
     @precondition(lambda self: self.requests)
-    @rule(steps=st.lists(st.tuples(NAMES, st.integers(0, 900)), max_size=4))
-    def batch(self, steps: list[tuple[str, int]]) -> None:
-        """Work of a batcher, which is no part of the current context, hung into the innermost request."""
+    @rule(target=refs, steps=st.lists(st.tuples(NAMES, st.integers(0, 900)), max_size=4), early=st.booleans())
+    def batch(self, steps: list[tuple[str, int]], early: bool) -> list[int]:
+        """Work of a batcher, which is no part of the current context, hung into every open request; with a device span."""
 
-        def work(recorder: Any, index: int) -> None:
+        def work(recorder: Any, index: int) -> int:
             self.now[0] = begun
             with recorder.attach(None), recorder.carrier("work") as carrier:
+                ref = recorder.pin(carrier)
                 for name, ns in steps:
                     with recorder.stage(name):
                         self.now[0] += ns
-            recorder.splice(carrier.packed, self.requests[-1][index])
+            if early:
+                recorder.settle(ref, 3, 2, 400)
+            for request in self.requests:
+                recorder.splice(carrier.packed, request[index])
+            return ref
 
         begun = self.now[0]
-        self.both(work)
+        return self.both(work)
 
     @rule()
     def read(self) -> None:

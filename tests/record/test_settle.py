@@ -212,8 +212,6 @@ def test_nothing_to_pin(timed, clock, implementation):
     with closed:
         pass
     assert timed.pin(closed) == 0, "ended"
-    with timed.carrier("work") as carrier:
-        assert timed.pin(carrier) == 0
     timed.enabled = False
     assert timed.pin(timed.request("off")) == 0
     for ref in (0, -1, 10**6):
@@ -318,3 +316,63 @@ def test_the_reader_gets_whole_vectors(timed, clock, columns):
     (row,) = timed.drain()
     assert len(row) == 18
     assert sum(array("q", row[14])) == row[3]
+
+
+def batched(recorder, clock, requests, before=lambda ref: None):
+    """One forward of 10 ms for several requests, on the device; gives the carrier's reference."""
+    with recorder.attach(None), recorder.carrier("forward") as carrier, recorder.stage("forward"):
+        ref = recorder.pin(carrier)
+        clock.tick(10 * MS)
+    before(ref)
+    for request in requests:
+        recorder.splice(carrier.packed, request)
+    return ref
+
+
+@pytest.mark.parametrize("when", ["before the splice", "before the end", "after the end"])
+def test_device_time_of_a_batch_settles_in_each_of_its_requests(timed, clock, reader, columns, when):
+    def settle(ref):
+        assert timed.settle(ref, columns["forward"], columns["queue"], 4 * MS) == 4 * MS
+        timed.unpin(ref)
+
+    look = reader(timed)
+    with timed.request("score") as one:
+        with timed.attach(None), timed.request("score") as two:
+            ref = batched(timed, clock, (one, two), settle if when == "before the splice" else lambda _: None)
+            if when == "before the end":
+                settle(ref)
+            clock.tick(MS)
+        if when == "after the end":
+            assert look.drain() == []
+    if when == "after the end":
+        assert look.drain() == [], "both wait"
+        settle(ref)
+    records = look.drain()
+    assert len(records) == 2
+    for record in records:
+        assert record.vector[columns["queue"]] == 4 * MS
+        assert sum(record.vector) == record.wall_ns
+        assert [span[2] for span in record.spans] == [0] * len(record.spans), "the carrier's id is nobody's business"
+    assert sum(sums[columns["queue"]] for _, _, sums in look.bands()) == 8 * MS
+    assert timed.counters()["device_incomplete"] == 0
+    assert timed.settle(ref, columns["forward"], columns["queue"], MS) == 0, "forgotten with the drain"
+
+
+def test_requests_of_a_batch_whose_device_data_never_come_are_incomplete(timed, clock, reader, columns):
+    with timed.request("score") as request:
+        ref = batched(timed, clock, (request,))
+    clock.tick(2 * SECOND)
+    (record,) = reader(timed).drain()
+    assert record.device_incomplete is True
+    assert timed.counters()["device_incomplete"] == 1
+    assert timed.settle(ref, columns["forward"], columns["queue"], 1) == 0
+
+
+def test_a_batch_without_device_spans_pins_nobody(timed, clock, reader, columns):
+    with timed.request("score") as request:
+        ref = batched(timed, clock, (), lambda ref: timed.unpin(ref))
+        with timed.attach(None), timed.carrier("other") as carrier:
+            clock.tick(1)
+        timed.splice(carrier.packed, request)
+    assert [one.device_incomplete for one in reader(timed).drain()] == [False]
+    assert timed.settle(ref, 0, 2, 1) == 0

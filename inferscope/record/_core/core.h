@@ -400,6 +400,8 @@ extern PyMethodDef settle_methods[];
 void pin_apply(Request *r);
 void pin_hold(Recorder *rec, Request *r, int band, Retained *k);
 void pin_forget(Request *r);
+void pin_carry(Request *r);
+void pin_inherit(Recorder *rec, int64_t carrier, Request *r);
 void pins_expire(Recorder *rec);
 void pins_clear(Recorder *rec);
 void pins_refold(Recorder *rec, const Class *c);

@@ -4,6 +4,8 @@
  * there; after the end it moves in the vector that is kept for it, and in the band that the request was counted in. Both keep their sums,
  * because no column gives more than it holds. The retained record waits for the last unpin(), for at most two seconds; then it leaves as
  * it is, marked incomplete. A pin is found by the request's id, so that nothing refers to a request object that may live again.
+ *
+ * A carrier has no vector: what moves in it moves in every request that it is spliced into, and those wait for its device data too.
  */
 #include "core.h"
 
@@ -22,7 +24,8 @@ struct Pin {
     Class *class_;
     Retained *retained; /* NULL when the request is counted in its band only */
     int64_t *vector;    /* the retained record's, else our own; NULL while the request is open */
-    int pending, band, move_count; /* band: -1 when the request is in none */
+    int64_t *heirs;     /* of a carrier: ids of the requests that it was spliced into */
+    int pending, band, move_count, heir_count, carries; /* band: -1 when the request is in none */
     Move moves[MOVE_LIMIT];
 };
 
@@ -43,6 +46,7 @@ static void pin_drop(Recorder *rec, Pin **place) {
         p->retained->withheld = 0;
     else
         PyMem_RawFree(p->vector);
+    PyMem_RawFree(p->heirs);
     PyMem_RawFree(p);
     rec->pin_count--;
 }
@@ -104,17 +108,78 @@ void pin_forget(Request *r) {
     pin_drop(r->rec, place_of(r->rec, r->pin->id));
 }
 
+static Pin *pin_new(Recorder *rec, Request *r) {
+    if (rec->pins == NULL)
+        rec->pins = PyMem_RawCalloc(PIN_BUCKETS, sizeof(Pin *));
+    Pin *p = rec->pins == NULL || rec->pin_count >= PIN_LIMIT ? NULL : PyMem_RawCalloc(1, sizeof(Pin));
+    if (p == NULL)
+        return NULL;
+    Pin **place = place_of(rec, r->id);
+    p->id = r->id;
+    p->request = r;
+    p->class_ = r->class_;
+    p->carries = is_carrier(r);
+    p->band = -1;
+    *place = p;
+    rec->pin_count++;
+    return r->pin = p;
+}
+
+static void unpin(Recorder *rec, Pin **place) {
+    Pin *p = *place;
+    p->pending -= p->pending > 0;
+    if (p->pending > 0 || p->until == 0)
+        return;
+    if (!p->carries) {
+        pin_drop(rec, place);
+        return;
+    }
+    for (int i = 0; i < p->heir_count; i++) { /* it stays for whoever is spliced later, until the next drain */
+        Pin **heir = place_of(rec, p->heirs[i]);
+        if (*heir != NULL)
+            unpin(rec, heir);
+    }
+    p->heir_count = 0;
+}
+
+/* The carrier ended; what it holds goes to the requests that it is spliced into from now on. */
+void pin_carry(Request *r) {
+    r->pin->until = rec_now(r->rec) + PIN_NS;
+    r->pin->request = NULL;
+    r->pin = NULL;
+}
+
+/* A carrier of this id was spliced into an open request. */
+void pin_inherit(Recorder *rec, int64_t carrier, Request *r) {
+    Pin *p = rec->pins == NULL ? NULL : *place_of(rec, carrier);
+    if (p == NULL || !p->carries || (p->pending == 0 && p->move_count == 0))
+        return;
+    int64_t *heirs = PyMem_RawRealloc(p->heirs, (size_t)(p->heir_count + 1) * sizeof *heirs);
+    if (heirs == NULL || (r->pin == NULL && pin_new(rec, r) == NULL)) {
+        p->heirs = heirs != NULL ? heirs : p->heirs;
+        rec->pins_refused++;
+        return;
+    }
+    p->heirs = heirs;
+    for (int i = 0; i < p->move_count; i++)
+        note(rec, r->pin, p->moves[i]);
+    if (p->pending > 0) {
+        r->pin->pending++;
+        p->heirs[p->heir_count++] = r->id;
+    }
+}
+
 /* Ended requests whose device data did not come in time. */
 void pins_expire(Recorder *rec) {
     int64_t now = rec->pin_count > 0 ? rec_now(rec) : 0;
     for (int i = 0; rec->pin_count > 0 && i < PIN_BUCKETS; i++) {
         for (Pin **place = &rec->pins[i]; *place != NULL;) {
             Pin *p = *place;
-            if (p->until == 0 || p->until > now) {
+            if (p->until == 0 || (p->until > now && !(p->carries && p->pending == 0))) {
                 place = &p->next;
                 continue;
             }
-            rec->device_incomplete++;
+            rec->device_incomplete += !p->carries; /* its requests count */
             if (p->retained != NULL)
                 p->retained->incomplete = 1;
             pin_drop(rec, place);
@@ -136,22 +201,6 @@ void pins_refold(Recorder *rec, const Class *c) {
                 p->band = c->edge_band[p->band - BASE_BANDS];
 }
 
-static Pin *pin_new(Recorder *rec, Request *r) {
-    if (rec->pins == NULL)
-        rec->pins = PyMem_RawCalloc(PIN_BUCKETS, sizeof(Pin *));
-    Pin *p = rec->pins == NULL || rec->pin_count >= PIN_LIMIT ? NULL : PyMem_RawCalloc(1, sizeof(Pin));
-    if (p == NULL)
-        return NULL;
-    Pin **place = place_of(rec, r->id);
-    p->id = r->id;
-    p->request = r;
-    p->class_ = r->class_;
-    p->band = -1;
-    *place = p;
-    rec->pin_count++;
-    return r->pin = p;
-}
-
 /* An int, 0 when memory is too short for it: nothing here raises. */
 static PyObject *number(int64_t n) {
     PyObject *made = PyLong_FromLongLong(n);
@@ -165,7 +214,7 @@ static PyObject *number(int64_t n) {
 static PyObject *recorder_pin(PyObject *self, PyObject *request) {
     Recorder *rec = (Recorder *)self;
     Request *r = (Request *)request;
-    if (!Py_IS_TYPE(request, &Request_Type) || r->rec != rec || !r->open || is_carrier(r))
+    if (!Py_IS_TYPE(request, &Request_Type) || r->rec != rec || !r->open)
         return PyLong_FromLong(0);
     if (r->pin == NULL && pin_new(rec, r) == NULL) {
         rec->pins_refused++;
@@ -186,13 +235,32 @@ static Pin **pin_of(Recorder *rec, PyObject *ref) {
 /* unpin(ref). Never raises. */
 static PyObject *recorder_unpin(PyObject *self, PyObject *ref) {
     Pin **place = pin_of((Recorder *)self, ref);
-    if (place != NULL) {
-        Pin *p = *place;
-        p->pending -= p->pending > 0;
-        if (p->pending == 0 && p->until != 0)
-            pin_drop((Recorder *)self, place);
-    }
+    if (place != NULL)
+        unpin((Recorder *)self, place);
     Py_RETURN_NONE;
+}
+
+static int64_t settle(Recorder *rec, Pin *p, Move m) {
+    if (p->until == 0)
+        return note(rec, p, m);
+    if (p->carries) {
+        int64_t noted = note(rec, p, m);
+        for (int i = 0; noted > 0 && i < p->heir_count; i++) {
+            Pin *heir = *place_of(rec, p->heirs[i]);
+            if (heir != NULL)
+                settle(rec, heir, m);
+        }
+        return noted;
+    }
+    m.ns = move(p->vector, &m);
+    if (p->retained != NULL && p->retained->columns <= m.to)
+        p->retained->columns = m.to + 1;
+    if (p->band >= 0) {
+        int64_t *row = p->class_->band_sums + p->band * COLUMN_LIMIT;
+        row[m.from] -= m.ns;
+        row[m.to] += m.ns;
+    }
+    return m.ns;
 }
 
 static int column_arg(const Recorder *rec, PyObject *value) {
@@ -214,18 +282,7 @@ static PyObject *recorder_settle(PyObject *self, PyObject *const *args, Py_ssize
     Move m = {column_arg(rec, args[1]), column_arg(rec, args[2]), ns};
     if (place == NULL || m.from < 0 || m.to < 0 || m.from == m.to || m.ns <= 0)
         return PyLong_FromLong(0);
-    Pin *p = *place;
-    if (p->until == 0)
-        return number(note(rec, p, m));
-    m.ns = move(p->vector, &m);
-    if (p->retained != NULL && p->retained->columns <= m.to)
-        p->retained->columns = m.to + 1;
-    if (p->band >= 0) {
-        int64_t *row = p->class_->band_sums + p->band * COLUMN_LIMIT;
-        row[m.from] -= m.ns;
-        row[m.to] += m.ns;
-    }
-    return number(m.ns);
+    return number(settle(rec, *place, m));
 }
 
 /* column(kind, name) -> index. Never raises. */

@@ -59,7 +59,7 @@ void carrier_finish(Request *r) {
     if (r->root.def->series != NULL)
         series_record2(r->root.def->series, r->wall);
     out[0] = (Slot){
-        .start = r->root.start, .end = r->root.start + r->wall, .thread = r->tid, .column = (uint16_t)r->root.def->column,
+        .start = r->root.start, .end = r->root.start + r->wall, .aux = r->id, .thread = r->tid, .column = (uint16_t)r->root.def->column,
         .parent = NO_SLOT, .flags = r->error != NULL ? FLAG_ERROR : 0,
     };
     memcpy(out + 1, r->slots, (size_t)r->slot_count * sizeof(Slot));
@@ -74,6 +74,8 @@ void carrier_finish(Request *r) {
         r->rec->internal_errors++;
     }
     Py_XSETREF(r->packed, packed);
+    if (r->pin != NULL)
+        pin_carry(r);
 }
 
 /* --- splice --- */
@@ -89,6 +91,7 @@ typedef struct {
     Request *r;
     Slot in[PACKED_LIMIT];
     int count;
+    int64_t carrier; /* id, 0 when it is of another process */
     int64_t start, end;
     Waiter waiters[SLOT_LIMIT]; /* from the outermost in */
     int waiter_count;
@@ -227,6 +230,8 @@ static int unpack_spans(Recorder *rec, PyObject *packed, Splice *s) {
             slot->aux = 0; /* a site of that process */
         slot->column = (uint16_t)map[slot->column];
     }
+    s->carrier = foreign ? 0 : s->in[0].aux;
+    s->in[0].aux = 0;
     return 1;
 }
 
@@ -251,6 +256,8 @@ static PyObject *recorder_splice(PyObject *self, PyObject *const *args, Py_ssize
         if (PyTuple_GET_ITEM(args[0], 3) == Py_True)
             s.r->truncated = 1;
         splice_into(&s);
+        if (s.carrier > 0)
+            pin_inherit(rec, s.carrier, s.r);
     }
     Py_RETURN_NONE;
 }

@@ -79,6 +79,7 @@ class Carrier(Request):
     def _count(self, recorder: Recorder, wall_ns: int) -> None:
         self._definition.series.record(wall_ns)
         self.flags = SpanFlag.ERROR if self.error is not None else 0
+        self.aux = self.id  # by which requests of this process find its device data
         nodes: list[Node] = [self, *self.spans]
         place: dict[int, int] = {}
         spans = bytearray(pack(nodes, self.native_id))
@@ -87,11 +88,10 @@ class Carrier(Request):
             column = place.setdefault(column, len(place))
             _SPAN.pack_into(spans, offset, start, end, aux, thread, column, parent, flags)
         columns = recorder.registry.columns
+        if self.pin is not None:
+            recorder.pins.carry(self.pin)
+            self.pin = None
         self.packed = (os.getpid(), tuple(columns[column] for column in place), bytes(spans), self.truncated)
-
-    def pinned(self) -> int:
-        """A carrier has no vector that could settle."""
-        return 0
 
     def __call__(self, function: F) -> F:
         """A function cannot carry: it would have nobody to give its record to."""

@@ -166,7 +166,7 @@ class Recorder(Shared):
             return
         try:
             if request.open:
-                splice(packed, request, self.registry, self.clock())
+                self.pins.inherit(splice(packed, request, self.registry, self.clock()), request)
             else:
                 request.late()
         except Exception:  # noqa: BLE001 - nothing of ours reaches the application

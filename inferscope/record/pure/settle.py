@@ -26,7 +26,7 @@ class Pin:
         of: The request's class.
     """
 
-    __slots__ = ("band", "columns", "incomplete", "moves", "of", "pending", "until", "vector")
+    __slots__ = ("band", "carries", "columns", "heirs", "incomplete", "moves", "of", "pending", "until", "vector")
 
     def __init__(self, of: RequestClass) -> None:
         self.of = of
@@ -34,6 +34,9 @@ class Pin:
         self.until = 0
         """End of the wait; 0 while the request is open, and again when it waits no more."""
         self.band = -1
+        self.carries = False
+        """Of a carrier that ended: it has no vector, what moves in it moves in its heirs."""
+        self.heirs: list[int] = []
         self.columns = 0
         self.incomplete = False
         self.moves: dict[tuple[int, int], int] = {}
@@ -96,17 +99,25 @@ class Pins:
         pin = self._by_id.get(ref)
         if pin is not None:
             pin.pending = max(pin.pending - 1, 0)
-            if not pin.pending and pin.until:
+            if pin.pending or not pin.until:
+                return
+            if not pin.carries:
                 self._release(ref, pin)
+                return
+            heirs, pin.heirs = pin.heirs, []  # it stays for whoever is spliced later, until the next drain
+            for heir in heirs:
+                self.unpin(heir)
 
     def settle(self, ref: int, source: int, target: int, ns: int) -> int:
         """Move time between columns; gives what was moved."""
         pin = self._by_id.get(ref)
         if pin is None or source == target or ns <= 0:
             return 0
-        if pin.until:
+        if pin.until and not pin.carries:
             return pin.move(source, target, ns)
         if pin.note(source, target, ns):
+            for heir in pin.heirs:
+                self.settle(heir, source, target, ns)
             return ns
         self._counters.settles_refused += 1
         return 0
@@ -119,6 +130,26 @@ class Pins:
         else:
             self.forget(ref)
 
+    def carry(self, pin: Pin) -> None:
+        """A pinned carrier ended: what it holds goes to the requests that it is spliced into from now on."""
+        pin.carries, pin.until = True, self._clock() + WAIT_NS
+
+    def inherit(self, carrier: int, request: Request) -> None:
+        """A carrier was spliced into an open request, which waits for its device data too."""
+        pin = self._by_id.get(carrier)
+        if pin is None or not pin.carries or not (pin.pending or pin.moves):
+            return
+        ref = request.pinned()
+        heir = request.pin
+        if heir is None:
+            return
+        for (source, target), ns in pin.moves.items():
+            self.settle(ref, source, target, ns)
+        if pin.pending:
+            pin.heirs.append(ref)
+        else:
+            heir.pending -= 1
+
     def forget(self, ref: int) -> None:
         """Nothing more can come of a request."""
         self._by_id.pop(ref, None)
@@ -129,8 +160,8 @@ class Pins:
             return
         now = self._clock()
         for ref, pin in tuple(self._by_id.items()):
-            if pin.until and pin.until <= now:
-                self._counters.device_incomplete += 1
+            if pin.until and (pin.until <= now or (pin.carries and not pin.pending)):
+                self._counters.device_incomplete += not pin.carries  # its requests count
                 pin.incomplete = True
                 self._release(ref, pin)
 

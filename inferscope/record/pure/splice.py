@@ -54,7 +54,7 @@ def _unpack(packed: Packed, registry: Registry) -> list[_Piece]:
     return pieces
 
 
-def splice(packed: Packed, request: Request, registry: Registry, now_ns: int) -> None:
+def splice(packed: Packed, request: Request, registry: Registry, now_ns: int) -> int:
     """Place a carrier's spans in an open request; they take their time from the spans that waited, and the sum stays.
 
     Args:
@@ -63,15 +63,19 @@ def splice(packed: Packed, request: Request, registry: Registry, now_ns: int) ->
         registry: Where columns are found.
         now_ns: What lies after this cannot be part of the request yet.
 
+    Returns:
+        Id of the carrier, 0 for one of another process.
+
     Raises:
         ValueError: `packed` is malformed.
     """
     pieces = _unpack(packed, registry)
+    carrier, pieces[0].aux = pieces[0].aux if packed[0] == os.getpid() else 0, 0
     if packed[3]:
         request.truncated = True
     start, end = max(pieces[0].start_ns, request.start_ns), min(pieces[0].end_ns, now_ns)
     if start >= end:
-        return
+        return carrier
     waiters = _waiters(request, start, end)
     if request.truncated:
         request.overlapping = True  # a region without a position may be the one that waited: only positions can tell what is left of it
@@ -81,6 +85,7 @@ def splice(packed: Packed, request: Request, registry: Registry, now_ns: int) ->
         if high > low:
             _place(pieces, request, waiter, low, high)
             low = high
+    return carrier
 
 
 def _waiters(request: Request, start_ns: int, end_ns: int) -> list[Span | Mark]:
