@@ -10,6 +10,8 @@ import functools
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from inferscope.errors import IntegrationUnavailableError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -70,6 +72,9 @@ class Ledger:
 
         Returns:
             False when the attribute is missing or already ours.
+
+        Raises:
+            IntegrationUnavailableError: The owner is a type of C, which has no attributes to set.
         """
         if getattr(owner, name, None) is None or any(p.owner is owner and p.name == name for p in self._patches):
             return False
@@ -78,7 +83,10 @@ class Ledger:
         if type(wrapper) is FunctionType:  # a stand-in of the core passes for the original and would hand the names on to it
             functools.update_wrapper(wrapper, patch.original, assigned=_NAMES, updated=())
         patch.wrapper = wrapper
-        setattr(owner, name, wrapper)
+        try:
+            setattr(owner, name, wrapper)
+        except TypeError as error:  # gevent puts types of C in place of the standard library's
+            raise IntegrationUnavailableError(f"{owner.__module__}.{owner.__qualname__} is a type that cannot be changed") from error
         self._patches.append(patch)
         return True
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from inferscope.errors import IntegrationUnavailableError
 from inferscope.patching import Ledger, Patch
 
 
@@ -67,3 +70,9 @@ def test_under_another_vendors_patch_ours_goes_dormant_and_theirs_survives() -> 
         assert Thing().own(3) == 4
     finally:
         Thing.own = before  # type: ignore[method-assign]
+
+
+def test_a_type_of_c_is_said_to_be_one() -> None:
+    with pytest.raises(IntegrationUnavailableError, match=r"builtins\.dict is a type that cannot be changed"):
+        Ledger().replace(dict, "get", doubling)
+    assert {"a": 1}.get("a") == 1
