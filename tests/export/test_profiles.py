@@ -63,6 +63,16 @@ def test_self_time_goes_to_the_innermost_and_kernels_to_who_launched_them(incide
     assert found["lock_wait"].values == {(("lock:rules", "", 0), ("apply", "rules.py", 12), ("rules", "", 0)): 900}
 
 
+def test_few_captures_are_folded_slow_ones_first_and_a_damaged_one_costs_itself(incident):
+    captures = incident / "captures"
+    for number in range(2, 9):
+        side = {"id": f"s0-{number}", "request_id": 5, "trace": f"captures/s0-{number}.trace.json", "slow": number > 4}
+        (captures / f"s0-{number}.json").write_text(json.dumps(side))
+        (captures / f"s0-{number}.trace.json").write_text(json.dumps({"traceEvents": EVENTS}) if number != 5 else "{broken")
+    folded = {each.capture for each in profiles.fold(incident) if each.kind == "torch_self_cpu"}
+    assert folded == {"s0-6", "s0-7", "s0-8"}
+
+
 def test_pprof_files_lie_in_the_incident_and_are_what_pprof_reads(incident):
     written = profiles.write(incident)
     assert {path.name for path in written} >= {"torch_self_cpu-s0-1.pb.gz", "folded.json"}

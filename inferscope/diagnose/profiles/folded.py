@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,8 @@ from inferscope.errors import EvidenceError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
+
+    from inferscope.diagnose.evidence import Document
 
 __all__ = ["Folded", "Frame", "fold"]
 
@@ -27,6 +30,8 @@ _HOST: Final = frozenset(
 _DEVICE: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 _EVENTS: Final = 200_000
 """Events of one trace that are folded; what comes later is left out and said."""
+_CAPTURES: Final = 4
+_TRACE_BYTES: Final = 8 << 20
 _DEPTH: Final = 64
 _NS_PER_US: Final = 1000.0
 
@@ -86,16 +91,20 @@ def fold(directory: Path) -> tuple[Folded, ...]:
     offset = int(documents[0].get("unix_offset_ns") or 0) if documents else 0
     found = [_locks(document) for document in documents]
     found += [_samples(read_json(path), offset) for path in sorted(directory.glob("stacks-*.json"))]
-    for path in sorted((directory / "captures").glob("*.json")):
-        if not path.name.endswith(".trace.json"):
-            side = read_json(path)
-            trace = directory / str(side.get("trace") or "")
-            if side.get("trace") and trace.is_file():
-                try:
-                    found += _operators(trace, side, traces.get(int(side.get("request_id") or -1)))
-                except EvidenceError:
-                    continue
+    for side, trace in _captures(directory):
+        with suppress(EvidenceError):
+            found += _operators(trace, side, traces.get(int(side.get("request_id") or -1)))
     return tuple(each for each in found if each.values)
+
+
+def _captures(directory: Path) -> list[tuple[Document, Path]]:
+    """Side file and trace of the captures that are folded: slow ones first, not many and none that is huge.
+
+    An incident's diagnosis waits for this, and runs while the machine has nothing else to do.
+    """
+    sides = [read_json(path) for path in sorted((directory / "captures").glob("*.json")) if not path.name.endswith(".trace.json")]
+    held = [(side, directory / str(side["trace"])) for side in sorted(sides, key=lambda side: not side.get("slow")) if side.get("trace")]
+    return [(side, trace) for side, trace in held if trace.is_file() and trace.stat().st_size <= _TRACE_BYTES][:_CAPTURES]
 
 
 def _traces(documents: Iterable[Mapping[str, Any]]) -> dict[int, tuple[str, str]]:
