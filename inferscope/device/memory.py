@@ -167,6 +167,7 @@ class StageMemory:
         self._runs: dict[tuple[str, str], int] = {}
         self._next = 0
         self._static: dict[str, int] = {}
+        self._weights: dict[tuple[str, str], int] = {}
 
     def begin(self, device: Any, stage: str, batch: int | None) -> Reading | None:
         """Read the allocator when this run is one to be read.
@@ -193,6 +194,19 @@ class StageMemory:
             self._largest[key] = batch
         self._static[key[0]] = min(current, self._static.get(key[0], current))
         return Reading(current, peak)
+
+    def weigh(self, device: Any, stage: str, module: Any) -> None:
+        """Add up a model's parameters and buffers on a device, once for each stage: shapes only.
+
+        Args:
+            device: A `torch.device`.
+            stage: Its name.
+            module: The `torch.nn.Module` whose forward it is.
+        """
+        key = (str(device), stage)
+        if key not in self._weights:
+            held = {id(each): each.nbytes for each in (*module.parameters(), *module.buffers()) if each.device == device}
+            self._weights[key] = sum(held.values())
 
     def end(self, began: Reading, device: Any, stage: str, batch: int | None, request: Any) -> None:
         """Read it again after the stage.
@@ -232,10 +246,11 @@ class StageMemory:
             memory: The devices' allocators, for what is left.
 
         Returns:
-            `static_bytes` is the least that was allocated when a stage began (weights and buffers, after loading); `dynamic_bytes` the most that
-            a run added, `peak_bytes` the most that was allocated during one, both None unless the process's own peak rose in it;
-            `at_least_bytes` is what stood at the ends of runs. `largest_batch` is how many rows the device's memory would allow, in proportion
-            to the run that set the peak: what does not grow with the rows makes it too low, fragmentation too high.
+            `static_bytes` is the least that was allocated when a stage began (all that was loaded on that device), `model_bytes` the parameters
+            and buffers of the stage's own model. `dynamic_bytes` is the most that a run added, `peak_bytes` the most that was allocated during
+            one; both are None unless the process's own peak rose in it, and hold what other threads took meanwhile. `at_least_bytes` is what
+            stood at the ends of runs. `largest_batch` is how many rows the device's memory would allow, in proportion to the run that set the
+            peak: what does not grow with the rows makes it too low, fragmentation too high.
         """
         by_device = {row.device: row for row in memory}
         found: list[dict[str, Any]] = []
@@ -249,6 +264,7 @@ class StageMemory:
                     "class": cls,
                     "samples": row.samples,
                     "static_bytes": self._static.get(device),
+                    "model_bytes": self._weights.get((device, stage)),
                     "dynamic_bytes": row.dynamic if row.dynamic_exact else None,
                     "peak_bytes": row.highest if row.exact else None,
                     "at_least_bytes": row.highest,
@@ -264,6 +280,7 @@ class StageMemory:
         self._largest.clear()
         self._runs.clear()
         self._static.clear()
+        self._weights.clear()
 
 
 def _largest(row: _Row, memory: Memory | None) -> int | None:

@@ -94,7 +94,7 @@ def _note_shape(_began: int, _result: object, _module: object, *args: Any, **kwa
         record_shape(cast("tuple[int, ...]", shape))
 
 
-def _end(begun: _OnDevice, stage: str, result: Any) -> None:
+def _end(begun: _OnDevice, stage: str, result: Any, module: Any) -> None:
     """Mark the end; a forward whose result lies on another device has no device time, since its events saw one device only."""
     channel, started, batch, memory = begun
     try:
@@ -107,6 +107,7 @@ def _end(begun: _OnDevice, stage: str, result: Any) -> None:
     channel.end(started, stage)
     if memory is not None:
         with contextlib.suppress(Exception):  # the forward itself is over; its memory is not known
+            timer.memory.weigh(channel.device, stage, module)
             timer.memory.end(memory, channel.device, stage, batch, started[4])
 
 
@@ -140,7 +141,7 @@ class TorchIntegration(Integration):
                         try:
                             result = original(self, *args, **kwargs)
                         finally:
-                            _end(begun, name, result)
+                            _end(begun, name, result, self)
                         with contextlib.suppress(Exception):  # an input that only looks like a tensor
                             _note_shape(0, None, self, *args, **kwargs)
                         return result

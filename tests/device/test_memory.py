@@ -109,6 +109,7 @@ def test_a_stages_memory_and_the_batch_that_would_fit(sim, serving) -> None:
     assert (row["device"], row["stage"], row["model"], row["request"], row["class"]) == ("sim:0", "forward", "wide", "score", "gold")
     assert (row["samples"], row["batch"]) == (3, 4)
     assert row["static_bytes"] == pytest.approx(held, abs=1024)
+    assert row["model_bytes"] == 16 * MEBIBYTE
     assert row["dynamic_bytes"] == pytest.approx(32 * MEBIBYTE, abs=1024)
     assert row["peak_bytes"] == pytest.approx(held + 32 * MEBIBYTE, abs=1024)
     assert row["peak_bytes"] == torch.accelerator.max_memory_allocated()  # which was not reset by us
