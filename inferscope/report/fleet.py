@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.report import words
 
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from inferscope.export.fleet import Comparison, FleetRow, Tail
 
 __all__ = ["comparison_json", "comparison_text", "rows_json", "rows_text"]
+
+
+_DIFFERENT: Final = 0.05
+"""Relative difference of items a request from which versions are said to get different sizes."""
 
 
 def _name(quantile: float) -> str:
@@ -96,6 +100,9 @@ def comparison_text(found: Sequence[Comparison], values: tuple[str, str], notes:
                 f"   as served: {words.milliseconds(raw[0])} -> {words.milliseconds(raw[1])}"
             )
         lines += [f"  above {name}: {100 * a:.3g} % -> {100 * b:.3g} %" for name, (a, b) in each.shares.items()]
+        first, second = each.items
+        if first and second and abs(second / first - 1) > _DIFFERENT:
+            lines.append(f"  items a request {first:.3g} -> {second:.3g}: sizes differ, and the classes do not tell them apart")
         if any(each.left_out):
             lines.append(f"  left out, served by one version only: {each.left_out[0]} and {each.left_out[1]} requests")
         lines.append("")
@@ -115,6 +122,7 @@ def comparison_json(found: Sequence[Comparison]) -> list[dict[str, Any]]:
             "request": each.request,
             "requests": list(each.requests),
             "classes": each.classes,
+            "items": list(each.items),
             "left_out": list(each.left_out),
             "raw_ms": {_name(q): list(pair) for q, pair in each.raw_ms.items()},
             "adjusted_ms": {_name(q): list(pair) for q, pair in each.adjusted_ms.items()},

@@ -25,7 +25,7 @@ SLO = (semconv.ATTR_SLO, "score-p99")
 def replica(make):
     """Exports values, in ms, of one life of a replica: `[(seconds before the end, requests so far)]`."""
 
-    def export(root, name, points, *, service="shop", life=0, scale=5, version="1"):
+    def export(root, name, points, *, service="shop", life=0, scale=5, version="1", items=1):
         exporter = Exporter(root / name / "0", environ={}, scale=scale)
         resource = {"service.name": service, "service.instance.id": name, "service.version": version, "process.pid": 7}
         start = (END - 7200 + life) * SECOND
@@ -33,6 +33,7 @@ def replica(make):
             seen = np.asarray(values) * 1_000_000
             totals = (
                 Total(semconv.REQUESTS, len(seen), WHO),
+                Total(semconv.ITEMS, items * len(seen), WHO),
                 Total(semconv.SLO_VIOLATIONS, int((seen > 20_000_000).sum()), (*WHO, SLO)),
                 Total(semconv.SLO_TARGET, 0.02, (*WHO, SLO, ("inferscope.slo.quantile", 0.99)), monotonic=False),
             )
@@ -76,7 +77,7 @@ def test_only_what_was_asked_for(replica, tmp_path):
 
 def test_the_command_line(replica, tmp_path, capsys):
     replica(tmp_path / "x", "a", [(10, [9.0] * 900 + [30.0] * 100)], version="1")
-    replica(tmp_path / "y", "b", [(10, [9.0] * 1000)], version="2")
+    replica(tmp_path / "y", "b", [(10, [9.0] * 1000)], version="2", items=3)
     asked = ["report", "--from", f"ring={tmp_path / 'x'}", str(tmp_path / "y"), "--since", str(END - 3600), "--until", str(END)]
     assert cli.main([*asked, "--json"]) == 2
     (row,) = json.loads(capsys.readouterr().out)["rows"]
@@ -85,6 +86,7 @@ def test_the_command_line(replica, tmp_path, capsys):
     assert cli.main([*asked, "--compare", "service.version=1,2"]) == 0
     said = capsys.readouterr().out
     assert "1 000 requests of 1" in said
+    assert "items a request 1 -> 3: sizes differ" in said
     for wrong in (
         ["report", "--from", "graphite=x"],
         ["report", "--from", "prometheus=x"],

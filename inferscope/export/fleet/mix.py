@@ -37,6 +37,8 @@ class Comparison:
     request: str
     requests: tuple[int, int]
     classes: int
+    items: tuple[float | None, float | None]
+    """Items a request of the classes in both, with the mix of both: where they differ, sizes do, and the classes do not tell them apart."""
     left_out: tuple[int, int]
     """Requests of classes that the other version did not serve."""
     raw_ms: dict[float, tuple[float | None, float | None]]
@@ -63,11 +65,12 @@ def compare(source: Source, scope: Scope, attribute: str, values: tuple[str, str
     points = tuple(source.distributions(semconv.REQUEST_DURATION, _CLASS, side) for side in sides)
     above = tuple(source.counters(semconv.SLO_VIOLATIONS, (*_CLASS, semconv.ATTR_SLO), side) for side in sides)
     counted = tuple(source.counters(semconv.REQUESTS, _CLASS, side) for side in sides)
+    items = tuple(source.counters(semconv.ITEMS, _CLASS, side) for side in sides)
     found: list[Comparison] = []
     for who in sorted({key[:2] for side in points for key in side}):
         both = sorted(key for key in set(points[0]) & set(points[1]) if key[:2] == who and points[0][key].count and points[1][key].count)
         if both:
-            found.append(_one(who, both, points, above, counted))
+            found.append(_one(who, both, points, above, counted, items))
     return tuple(found)
 
 
@@ -77,6 +80,7 @@ def _one(
     points: Sequence[Mapping[Key, Buckets]],
     above: Sequence[Mapping[Key, float]],
     counted: Sequence[Mapping[Key, float]],
+    items: Sequence[Mapping[Key, float]],
 ) -> Comparison:
     mix = {key: float(points[0][key].count + points[1][key].count) for key in both}
     everything = sum(mix.values())
@@ -98,11 +102,19 @@ def _one(
         request=who[1],
         requests=_pair(sum(each.count for each, _ in side) for side in mine),
         classes=len(both),
+        items=_both(_items(mix, side, number) for side, number in zip(items, counted, strict=True)),
         left_out=_pair(sum(side[key].count for key in side if key[:2] == who and key not in mix) for side in points),
         raw_ms={q: _both(_quantile(side, q) for side in mine) for q in QUANTILES},
         adjusted_ms={q: _both(_quantile(side, q) for side in fair) for q in QUANTILES},
         shares={name: (values[0], values[1]) for name, values in shares.items()},
     )
+
+
+def _items(mix: Mapping[Key, float], items: Mapping[Key, float], counted: Mapping[Key, float]) -> float | None:
+    """Items a request with the mix of both versions; None where a class counts none."""
+    if any(counted.get(key, 0.0) <= 0 or key not in items for key in mix):
+        return None
+    return sum(mix[key] * items[key] / counted[key] for key in mix) / sum(mix.values())
 
 
 def _pair(values: Iterable[int]) -> tuple[int, int]:

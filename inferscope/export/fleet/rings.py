@@ -30,6 +30,7 @@ _WANTED: Final = frozenset(
         semconv.REQUEST_DURATION,
         semconv.STAGE_DURATION,
         semconv.REQUESTS,
+        semconv.ITEMS,
         semconv.SLO_VIOLATIONS,
         semconv.SLO_TARGET,
         semconv.BAND_TIME,
