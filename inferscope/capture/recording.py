@@ -173,7 +173,7 @@ class Recording:
         session.renew_lock()
         self.mutex = threading.RLock()
         if self.window is not None:
-            self.window.mute()
+            self.window.forget()
         self.session = self.window = None
         self._armed = False
         self.machine.reason = "forked"

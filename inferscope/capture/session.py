@@ -351,16 +351,11 @@ class Session:
             silence(self._torch)
 
 
-def silence(torch: Any, *, quietly: bool = True) -> None:
-    """Remove the callbacks of the session in force; what was recorded stays.
-
-    Args:
-        torch: torch.
-        quietly: Spare a line on stderr where that is possible, which takes a lock of Kineto's. Default True.
-    """
+def silence(torch: Any) -> None:
+    """Remove the callbacks of the session in force; what was recorded stays."""
     kinds = {torch.autograd.ProfilerActivity.CPU}
     version = getattr(torch, "version", None)
-    if quietly and getattr(version, "cuda", None) is None and getattr(version, "hip", None) is None:
+    if getattr(version, "cuda", None) is None and getattr(version, "hip", None) is None:
         # Without a GPU to record these change nothing, and spare a line on the application's stderr.
         kinds |= {torch.autograd.ProfilerActivity.CUDA, torch.autograd.ProfilerActivity.XPU}
     torch.autograd._toggle_collection_dynamic(False, kinds)  # noqa: SLF001, FBT003  (no public name)

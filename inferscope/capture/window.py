@@ -159,10 +159,13 @@ class Window:
     def silence(self) -> None:
         """Remove the callbacks and note what is in flight."""
         with self._touching:
-            if self.abandoned:
-                return
-            session.silence(self._torch)
-            self.silent_ns = self._clock()
+            self._silence()
+
+    def _silence(self) -> None:
+        if self.abandoned or self.silent_ns:
+            return
+        session.silence(self._torch)
+        self.silent_ns = self._clock()
         self._awaited = self._mark()
 
     def _mark(self) -> set[int]:
@@ -261,16 +264,23 @@ class Window:
         return self._over.is_set()
 
     def hold(self) -> bool:
-        """Keep torch's profiler from being touched while the process forks; False when that takes too long."""
-        return self._touching.acquire(timeout=session.TOUCH_S)
+        """Keep torch's profiler from being touched while the process forks, with nothing recording; False when that takes too long.
+
+        A child could not remove the callbacks itself: the lock over them is taken by every thread for a moment after each change, and a child
+        may have a copy of it that a thread held which does not exist there. Hence they go here, and threads get a moment to notice.
+        """
+        if not self._touching.acquire(timeout=session.TOUCH_S):
+            return False
+        if self.opened_ns and not self.end_ns:
+            self._silence()
+            time.sleep(SETTLE_S)
+        return True
 
     def let_go(self) -> None:
         """After `hold`."""
         self._touching.release()
 
-    def mute(self) -> None:
-        """In a forked child, which has one thread: nothing records here."""
+    def forget(self) -> None:
+        """In a forked child: it is the parent's."""
         self._touching = threading.Lock()
-        if self.opened_ns and not self.silent_ns and not self.end_ns:
-            # A lock of Kineto's may be held by a thread that does not exist here.
-            session.silence(self._torch, quietly=False)
+        self.abandoned = True

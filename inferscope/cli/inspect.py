@@ -235,7 +235,7 @@ def _spans_text(slow: dict[str, Any]) -> list[str]:
 
 
 def _frame_text(frame: Any) -> str:
-    row = cast("list[Any]", frame) if isinstance(frame, list) else []
+    row: list[Any] = frame if isinstance(frame, list) else []  # pyright: ignore[reportUnknownVariableType]  (of JSON)
     return f"{row[0]} ({row[1]}:{row[2]})" if len(row) == len(("function", "file", "line")) else "n/a"
 
 
