@@ -371,7 +371,9 @@ class Rooms:
             "ready": self.ready(),
             **self.judging.status(),
             "incident": str(keeper.current) if keeper is not None and keeper.current else None,
-            "incidents": {"opened": keeper.opened, "diagnosed": keeper.diagnosed} if keeper is not None else None,
+            "incidents": {"opened": keeper.opened, "diagnosed": keeper.diagnosed, "diagnosis": keeper.diagnosing.status()}
+            if keeper
+            else None,
             "switched_off_on_demand": sorted(self.off),
             "overhead": cost,
             "problems": list(self.settings.problems),
