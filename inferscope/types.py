@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from inferscope.costs import StageCost
+
     IntArray = NDArray[np.int64]
     FloatArray = NDArray[np.float64]
 
@@ -42,7 +44,6 @@ __all__ = [
     "Snapshot",
     "SpanFlag",
     "SpanRecord",
-    "StageCost",
     "WhatIf",
     "Window",
 ]
@@ -104,7 +105,7 @@ class ClassKey(NamedTuple):
 
 
 class SpanRecord(NamedTuple):
-    """One positioned interval of a retained request."""
+    """One positioned interval of a retained request; threads by their native ids."""
 
     column: int
     start_ns: int
@@ -112,7 +113,6 @@ class SpanRecord(NamedTuple):
     parent: int
     """Index of the enclosing span in the same record, or -1 for the request itself."""
     thread_id: int
-    """Native thread id."""
     flags: int
     aux: int
     """Bytes for a copy, the id of the root lock site for a lock wait, else 0."""
@@ -262,7 +262,6 @@ class Breach:
     id: str
     """Becomes the incident's id: `YYYYMMDDThhmmssZ-<request>-<4 hex>`."""
     slo: str
-    """The objective's name."""
     request: str
     threshold_ms: float
     quantile: float
@@ -368,24 +367,6 @@ class CaptureSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class StageCost:
-    """What one stage takes beside time, means over retained requests; None is what was not measured."""
-
-    name: str
-    slow_ms: float
-    """Of a slow request, waits inside it included."""
-    ordinary_ms: float
-    slow_cpu_ms: float | None
-    """CPU time of the stage's thread, from samples."""
-    ordinary_cpu_ms: float | None
-    slow_bytes: float | None
-    """Copied between host and device in it."""
-    ordinary_bytes: float | None
-    device_bytes: int | None
-    """Most that a run of it added to the device's memory."""
-
-
-@dataclass(frozen=True, slots=True)
 class Incident:
     """Breach, captures and diagnosis of one objective, as kept on disk and shown in reports."""
 
@@ -406,7 +387,6 @@ class Incident:
     excluded: int
     throughput_rps: float
     jitter_ms: float | None
-    """P99 - P50."""
     device_busy: float | None
     """Device-wide busy fraction from the driver; None when nothing measured it."""
     verdict: str
@@ -418,4 +398,3 @@ class Incident:
     captures: tuple[CaptureSummary, ...]
     notes: tuple[str, ...] = ()
     stages: tuple[StageCost, ...] = ()
-    """By descending time in a slow request."""

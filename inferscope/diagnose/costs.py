@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inferscope.types import StageCost
+from inferscope.costs import StageCost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

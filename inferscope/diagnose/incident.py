@@ -8,6 +8,7 @@ import re
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from inferscope.costs import StageCost
 from inferscope.diagnose.attribution import attribute
 from inferscope.diagnose.costs import stage_costs
 from inferscope.diagnose.evidence import Document, Horizon, quantile_ns, read_documents, read_json
@@ -20,7 +21,7 @@ from inferscope.diagnose.waits import divide
 from inferscope.diagnose.whatif import plan
 from inferscope.errors import EvidenceError
 from inferscope.triggers import LATENCY, told
-from inferscope.types import Breach, CaptureSummary, Evidence, Finding, Incident, Latency, Share, StageCost, WhatIf
+from inferscope.types import Breach, CaptureSummary, Evidence, Finding, Incident, Latency, Share, WhatIf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,8 +67,7 @@ def diagnose(
     base = merge(healthy, breach.request) if healthy else None
     threshold = round(breach.threshold_ms * _MS)
     horizon, waits = divide(horizon, _edge(horizon, threshold))
-    if base is not None:
-        base, _ = divide(base, _edge(base, threshold))
+    base = None if base is None else divide(base, _edge(base, threshold))[0]
     attribution = attribute(horizon, _edge(horizon, threshold), base)
     model = model_label(horizon.labels, attribution.shares)
     what_if = plan(horizon, attribution, breach.threshold_ms, breach.quantile, () if model is None else (model,))

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from inferscope.costs import StageCost
 from inferscope.report import document, hgrm, html, markdown, perfetto
-from inferscope.types import StageCost
 
 MARKDOWN = """\
 ## ❌ P99 of score at most 20 ms: BROKEN

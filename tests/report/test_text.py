@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from inferscope.costs import StageCost
 from inferscope.report import text
-from inferscope.types import Latency, StageCost
+from inferscope.types import Latency
 
 EXPECTED = """\
 P99 of score at most 20 ms: BROKEN   20240101T000000Z-score-abcd  diagnosed
