@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime"]
 
-_PERIODS_S: Final = {"export": 1.0, "capture": 0.2, "control": 0.05, "monitor": 1.0, "poll": 5.0}
+_PERIODS_S: Final = {"capture": 0.2, "control": 0.05, "monitor": 1.0, "poll": 5.0}
 _OTHERS: Final = ("export", "capture", "control", "sampler", "harvest", "monitor", "poll")
 _NOTHING: Final = bool
 """The last work of loops that have none; `shutdown` itself makes the last delivery, it knows how much time is left."""
@@ -87,7 +87,7 @@ class Runtime:
     def _start_threads(self, *names: str) -> None:
         loops: dict[str, tuple[Callable[[], float], _Call, _Call]] = {
             "worker": (lambda: self.settings.tick_s, self.tick, self._last_tick),
-            "export": (lambda: min(self.settings.export_interval_s, _PERIODS_S["export"]), lambda: self._dormant or self.rooms.export(), _NOTHING),
+            "export": (lambda: min(self.settings.export_interval_s, 1.0), lambda: self._dormant or self.rooms.export(), _NOTHING),
             "capture": (lambda: _PERIODS_S["capture"], self.rooms.keep, self._last_words),
             "control": (lambda: _PERIODS_S["control"], self.control.serve_once, self.control.close),
             "opamp": (lambda: self.control.opamp_pause_s, self.control.poll_opamp, self.control.leave_opamp),
