@@ -2,7 +2,9 @@
 
 The unit is a block: some seconds of load on one version. Blocks of both versions are taken in turn (A B B A …) and compared in pairs,
 so that what the machine does meanwhile falls on both. The difference is that of the pooled quantile; its interval comes from resampling
-pairs of blocks, because requests of one block share stalls and are not independent. Verdicts:
+pairs of blocks, because requests of one block share stalls and are not independent. A difference must also stand out among those that come about
+when the two blocks of each pair change places at random: where a few blocks are far off all others, a resampled interval alone is too narrow.
+Verdicts:
 
     NO CHANGE      the interval lies within the tolerance
     REGRESSED      the interval excludes "no difference" and the difference is beyond the tolerance; IMPROVED likewise
@@ -55,6 +57,9 @@ QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.
 GATES: Final = "p50:3%,p95:5%,p99:10%"
 """Tight where the measurement is sharp, wider where the tail is noisy."""
 _MORE_BLOCKS: Final = 60
+_STALLS: Final = 2.0
+"""A block lasts at least so many times the P99: a stall that reaches into the next block makes neighbours of what should be independent."""
+_PLACES: Final = 1000
 _FAILING: Final = "the candidate fails more requests, so those that it answers prove nothing"
 _GATE: Final = re.compile(r"\s*([a-z0-9_]+)\s*:\s*([0-9.]+)\s*%\s*\Z")
 
@@ -234,7 +239,8 @@ class _Comparison:
         self._arms = (base, candidate)
         self._kind = "interleaved" if paired else "sequential"
         self._count = min(len(base), len(candidate))
-        self._level = level
+        self._level, self._seed = level, seed
+        self._places: tuple[FloatArray, FloatArray] | None = None
         if self._count >= LEAST_BLOCKS:
             first = block_weights(len(base), seed)
             self._weights = (first, first if paired else block_weights(len(candidate), seed + 1))
@@ -258,7 +264,28 @@ class _Comparison:
         ends = (centre, centre - reach, centre + reach)
         change, low, high = ends if absolute else (math.expm1(end) for end in ends)
         word = _word(change, low, high, gate, worse_is_more=gate.metric != "throughput")
-        return self._make(gate, word, values, change, low, high)
+        doubt = self._doubt(gate.metric) if word in {IMPROVED, REGRESSED} and self._kind == "interleaved" else ""
+        return self._make(gate, INCONCLUSIVE if doubt else word, values, change, low, high, why=doubt)
+
+    def _doubt(self, metric: str) -> str:
+        """Why a difference that its interval shows may still be chance; empty when it may not."""
+        tails = [_value(arm, "p99") or 0.0 for arm in self._arms]
+        seconds = float(np.median([block.seconds for arm in self._arms for block in arm]))
+        if max(tails) * _STALLS > seconds * 1e3:
+            return f"blocks of {seconds:.2g} s are too short beside a P99 of {max(tails):.0f} ms: a stall reaches into the next"
+        chance = self._chance(metric)
+        return f"pairs that change places at random differ as much in {100 * chance:.1f} % of all cases" if chance > 1 - self._level else ""
+
+    def _chance(self, metric: str) -> float:
+        """How often a difference as large comes about when each pair's blocks change places at random (a sign-flip test)."""
+        both = [*self._arms[0], *self._arms[1]]
+        if self._places is None:
+            stay = (np.random.default_rng((self._seed, 3)).random((_PLACES, self._count)) < 0.5).astype(np.float64)
+            stay[0] = 1.0  # as it was measured
+            self._places = (np.hstack([stay, 1.0 - stay]), np.hstack([1.0 - stay, stay]))
+        first, second = (_replicates(both, metric, weights) for weights in self._places)
+        found = second - first if metric == "error_rate" else np.log(np.maximum(second, 1e-300)) - np.log(np.maximum(first, 1e-300))
+        return float(np.mean(np.abs(found) >= abs(found[0]) - 1e-12))
 
     def _refusal(self, metric: str, values: list[float | None]) -> str:
         if self._count < LEAST_BLOCKS:
