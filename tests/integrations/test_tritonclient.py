@@ -336,6 +336,38 @@ def test_traceparent_goes_out_with_sampled_spans_only_and_the_callers_headers_st
     client.close()
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_tritons_spans_divide_a_request_as_its_statistics_do(triton, instrument, protocol: str) -> None:
+    from inferscope_integrations.tritonclient.spans import PARTS, split
+
+    instrument("tritonclient")
+    module = http if protocol == "http" else grpc
+    client = module.InferenceServerClient(getattr(triton, protocol))
+    client.infer("risk", rows(module))
+    time.sleep(0.05)
+    remote.poll()
+    found, deadline = None, time.monotonic() + 30
+    sent = 0
+    while found is None and time.monotonic() < deadline:  # Triton loses a context now and then
+        with span_of(sampled=True) as context:
+            client.infer("risk", rows(module))
+        sent += 1
+        until = time.monotonic() + 3
+        while found is None and time.monotonic() < until:
+            time.sleep(0.1)
+            found = split(triton.traces.spans(), f"{context.trace_id:032x}")
+    remote.poll()
+    client.close()
+    assert found is not None
+    assert all(value >= 0 for value in found.values())
+    assert found["infer_ns"] > 2e6  # the model sleeps 2 ms
+    (row,) = remote.evidence()["servers"]
+    assert row["count"] == sent
+    if sent == 1:
+        assert all(abs(found[part] - row[part]) < 0.3e6 for part in PARTS), (found, row)
+    assert split(triton.traces.spans(), "0" * 32) is None
+
+
 def test_instrument_and_undo_is_the_identity() -> None:
     from inferscope.integration import Registry
 
