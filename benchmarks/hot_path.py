@@ -49,6 +49,7 @@ TARGETS = [
     ("with stage(), pure-Python twin", "twin stage", 8),
     ("floor: an empty context manager in C and two clock readings", "monotonic floor", None),
     ("floor: an empty context manager in C and two TSC readings", "tsc floor", None),
+    ("floor: an empty context manager in Python, made anew, around two clock readings", "python floor", None),
     ("@stage, pure-Python twin", "twin decorated", None),
 ]
 
@@ -117,6 +118,24 @@ class Clock:
         self.times.append(2 * self.made._read_clock(20_000) / 20_000 + self.disabled.times[-1])
 
 
+class Empty:
+    """What a context manager costs in Python when it does nothing."""
+
+    __slots__ = ("name",)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        return None
+
+
+def empty(name):
+    made = Empty()
+    made.name = name
+    return made
+
+
 def bare():
     pass
 
@@ -131,6 +150,7 @@ def cases():
     yield Case("two clocks", "now(); now()")
     disabled = Case("disabled", "with use('stage'): pass", off.stage)
     yield disabled
+    yield Case("python floor", "with use('stage'): now(); now()", empty)
     for name, made in (("monotonic", native), ("tsc", tsc), ("twin", twin)):
         if name == "tsc" and made.clock_source != "tsc":
             continue

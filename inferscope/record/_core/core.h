@@ -303,15 +303,25 @@ typedef struct {
 } ClockAnchor;
 extern ClockAnchor clock_anchor;
 
-static inline int64_t rec_now(Recorder *rec) {
-    if (LIKELY(rec->clock_mode == CLOCK_SYSTEM))
-        return clock_system();
+/* A reading that needs no call into Python nor a new anchor; 0 when this one does, and nothing was read. */
+ALWAYS_INLINE int clock_quick(const Recorder *rec, int64_t *now) {
+    if (LIKELY(rec->clock_mode == CLOCK_SYSTEM)) {
+        *now = clock_system();
+        return 1;
+    }
     if (LIKELY(rec->clock_mode == CLOCK_TSC)) {
         uint64_t ticks = __rdtsc() - clock_anchor.tsc;
-        if (LIKELY(ticks < clock_anchor.valid))
-            return clock_anchor.ns + (int64_t)(((unsigned __int128)ticks * clock_anchor.rate) >> 32);
+        if (LIKELY(ticks < clock_anchor.valid)) {
+            *now = clock_anchor.ns + (int64_t)(((unsigned __int128)ticks * clock_anchor.rate) >> 32);
+            return 1;
+        }
     }
-    return clock_slow(rec);
+    return 0;
+}
+
+static inline int64_t rec_now(Recorder *rec) {
+    int64_t now;
+    return LIKELY(clock_quick(rec, &now)) ? now : clock_slow(rec);
 }
 
 static inline uint32_t thread_id(void) {

@@ -101,13 +101,8 @@ typedef enum { HOOK_NONE, HOOK_WITH, HOOK_CALL } HookKind;
 SLOW_PATH void frame_enter_slow(Recorder *rec, Frame *f, HookKind kind);
 SLOW_PATH void frame_exit_slow(Recorder *rec, Frame *f, int64_t end, int error, HookKind kind);
 
-/* `f->def` is set. */
-ALWAYS_INLINE void frame_enter(Recorder *rec, Frame *f, HookKind kind) {
-    Request *r = context_request(rec);
-    if (UNLIKELY(r == NULL)) {
-        frame_enter_slow(rec, f, kind);
-        return;
-    }
+/* What frame_link() does when nothing is unusual; gives the frame's position. */
+ALWAYS_INLINE Slot *frame_link_plain(Frame *f, Request *r) {
     uint32_t state = r->state;
     Frame *top = r->top;
     Slot *s = &r->slots[state >> 16];
@@ -124,7 +119,25 @@ ALWAYS_INLINE void frame_enter(Recorder *rec, Frame *f, HookKind kind) {
     uint64_t packed = r->tid | (uint64_t)(uint16_t)f->def->column << 32 | (uint64_t)top->slot << 48;
     s->aux = 0;
     memcpy(&s->thread, &packed, sizeof packed);
-    s->start = f->start = rec_now(rec);
+    return s;
+}
+
+/* `f->def` is set. The clock is read first, because the time-stamp counter waits for what comes before it; but a clock in Python may end
+ * the request, so that one is read last. */
+ALWAYS_INLINE void frame_enter(Recorder *rec, Frame *f, HookKind kind) {
+    int64_t now;
+    Request *r = context_request(rec);
+    if (UNLIKELY(r == NULL)) {
+        frame_enter_slow(rec, f, kind);
+        return;
+    }
+    if (UNLIKELY(!clock_quick(rec, &now))) {
+        Slot *s = frame_link_plain(f, r);
+        s->start = f->start = clock_slow(rec);
+        return;
+    }
+    Slot *s = frame_link_plain(f, r);
+    s->start = f->start = now;
 }
 
 ALWAYS_INLINE void frame_exit(Recorder *rec, Frame *f, int error, HookKind kind) {
