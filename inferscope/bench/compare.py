@@ -285,7 +285,7 @@ class _Comparison:
             self._places = (np.hstack([stay, 1.0 - stay]), np.hstack([1.0 - stay, stay]))
         first, second = (_replicates(both, metric, weights) for weights in self._places)
         found = second - first if metric == "error_rate" else np.log(np.maximum(second, 1e-300)) - np.log(np.maximum(first, 1e-300))
-        return float(np.mean(np.abs(found) >= abs(found[0]) - 1e-12))
+        return int(np.count_nonzero(np.abs(found) >= abs(float(found[0])) - 1e-12)) / _PLACES
 
     def _refusal(self, metric: str, values: list[float | None]) -> str:
         if self._count < LEAST_BLOCKS:
