@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from inferscope import integration
+from inferscope import copied, integration
 from inferscope.host.gc import GcPauses
 from inferscope.host.watch import HostWatch
 from inferscope.record import core
@@ -31,10 +31,10 @@ def test_the_first_model_of_a_request_says_its_shape():
         integration.record_shape((2, 64))
     with core.default.request("score", size=7) as second:
         integration.record_shape((2, 8))
-    assert integration.shape_of(first.id) == ((2, 8), True)
-    assert integration.shape_of(second.id) == ((2, 8), False)
+    assert copied.shape_of(first.id) == ((2, 8), True)
+    assert copied.shape_of(second.id) == ((2, 8), False)
     assert (first.size, second.size) == (16.0, 7.0)
-    assert integration.shape_of(second.id + 8192) is None
+    assert copied.shape_of(second.id + 8192) is None
     integration.record_shape((1,))  # outside of a request
 
 
@@ -59,5 +59,5 @@ def test_the_forward_patch_notes_it():
             model(torch.ones(3, 4))
     finally:
         integration.registry.uninstrument(["torch"])
-    assert integration.shape_of(held.id) == ((3, 4), True)
+    assert copied.shape_of(held.id) == ((3, 4), True)
     assert held.size == 12.0
