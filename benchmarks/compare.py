@@ -186,7 +186,7 @@ def real(comparisons, most_s):
 
 
 def real_rows(quick):
-    words = real(200, 10.0) if quick else real(200, 1200.0)
+    words = real(200, 7.0) if quick else real(200, 1200.0)
     rows = []
     for metric in ("p50", "p95", "p99"):
         wrong = share(words, metric, {"IMPROVED", "REGRESSED"})
@@ -274,7 +274,7 @@ def share(words, metric, wanted):
 
 def rows_of(pool, quick):
     row = _harness.row
-    same, small, large, long = (200, 40, 100, 20) if quick else (600, 100, 600, 200)
+    same, small, large, long = (200, 40, 100, 12) if quick else (600, 100, 600, 200)
     aa = list(pool.map(fixed, [(seed, 1.0) for seed in range(same)], chunksize=5))
     words = [each for each, _ in aa]
     rows = []

@@ -243,6 +243,19 @@ def test_more_than_one_change_is_a_warning_on_the_verdict(tmp_path, monkeypatch,
     assert json.loads((tmp_path / "c.json").read_text())["verdicts"][0]["warning"] == ""
 
 
+def test_the_bottleneck_moves_and_that_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, scale, cause, share in (("base", 10.0, "lock:rules", 0.61), ("cand", 7.0, "forward", 0.8)):
+        path = save_run(tmp_path / f"{name}.json", scale, 1, model="m")
+        document = json.loads(path.read_text())
+        rows = [{"name": "other", "share": 0.1, "ci": None}, {"name": cause, "share": share, "ci": [share - 0.05, share + 0.05]}]
+        path.write_text(json.dumps({**document, "inside": {"verdict": "", "attribution": rows}}))
+    assert status_of("compare", "base.json", "cand.json") == 0
+    out = capsys.readouterr().out
+    assert "top cause before: lock:rules 61 % [56, 66] of what the tail takes longer" in out
+    assert "top cause now: forward 80 % [75, 85]" in out
+
+
 def test_an_acceptance_record_is_recomputed_from_its_run(tmp_path, monkeypatch, functions, capsys):
     monkeypatch.chdir(functions)
     common = ["bench", "functions:score", "--inputs", "inputs.jsonl", "--repeat", 400, "--warmup", 0, "--baseline", 0]

@@ -84,7 +84,20 @@ def test_golden_outputs_are_kept_and_checked(functions, capsys):
 def test_batches_are_lists_and_items_are_counted(functions):
     assert (
         status_of(
-            "bench", "functions:batch", "--inputs", "inputs.jsonl", "--batch-size", 4, "--repeat", 50, "--warmup", 0, "--baseline", 0, "--json", "b.json"
+            "bench",
+            "functions:batch",
+            "--inputs",
+            "inputs.jsonl",
+            "--batch-size",
+            4,
+            "--repeat",
+            50,
+            "--warmup",
+            0,
+            "--baseline",
+            0,
+            "--json",
+            "b.json",
         )
         == 0
     )
