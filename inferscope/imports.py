@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ def when_loaded(module: Any, call: Callable[[], object]) -> None:
     back there.
     """
     spec: Any = module.__spec__
-    kind = cast("type[Any]", type(spec))
+    kind: Any = type(spec)
 
     class Watched(kind):  # type: ignore[misc]  # the spec's own class, which differs between importers
         @property

@@ -15,7 +15,7 @@ import importlib
 import inspect
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from inferscope.integration import Integration
 from inferscope.patching import Ledger
@@ -62,7 +62,7 @@ def _declared(integration: Integration) -> Iterator[str]:
 
 
 def _own(owner: Any, name: str) -> Any:
-    own: dict[str, Any] = vars(owner)
+    own = cast("dict[str, Any]", vars(owner))
     return own.get(name, _MISSING)
 
 
