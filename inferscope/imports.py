@@ -22,7 +22,7 @@ def when_loaded(module: Any, call: Callable[[], object]) -> None:
     back there.
     """
     spec: Any = module.__spec__
-    kind: Any = type(spec)
+    kind: Any = spec.__class__
 
     class Watched(kind):  # type: ignore[misc]  # the spec's own class, which differs between importers
         @property
