@@ -46,6 +46,8 @@ _LATE: Final = 0.6
 """Part of the objective after which a request that is still open counts as late."""
 TAX_LIMIT: Final = 0.1
 """Slow-down of launches after CUPTI's start that is said aloud."""
+SHAPE_TRIES: Final = 4
+"""Sessions with shapes that are tried for each that may be kept: most requests are not slow, and each costs its request about 1 ms more."""
 UNSAVED_LIMIT: Final = 4
 """Kept profiles in memory above which no request is drawn."""
 
@@ -58,6 +60,7 @@ class _Armed:
     body: int = 0
     shaped: int = 0
     """Profiles kept that hold shapes nobody asked for."""
+    shape_tries: int = 0
     asked: Options | None = None
     allow_ns: int | None = None
 
@@ -264,8 +267,9 @@ class RequestScopedCapture:
         drawn.regions += 1
         if drawn.session is None and drawn.regions - 1 == drawn.pick and drawn.armed is self._armed:
             armed = drawn.armed
-            shapes = armed.shaped < self.budget.shaped
+            shapes = armed.shaped < self.budget.shaped and armed.shape_tries < SHAPE_TRIES * self.budget.shaped
             drawn.session = self.recording.open(request, name, armed.asked, shapes=shapes, allow_ns=armed.allow_ns)
+            armed.shape_tries += drawn.session is not None and drawn.session.asked.shapes
 
     def on_exit(self, request: Any, name: str, kind: str) -> None:  # noqa: ARG002  (the hook's signature)
         """Close the session when its own region is left, on its thread."""

@@ -419,3 +419,18 @@ def test_shapes_come_by_themselves_where_a_stop_is_cheap(bench, tmp_path):
     b.capture.recording._stops_ns[("score", True)] = 3 * MS
     assert not b.capture.recording._shapes_are_cheap("score")
     assert not b.capture.recording._shapes_are_cheap("never seen")
+
+
+def test_shapes_are_not_tried_for_ever(bench):
+    b = bench(threshold_ns=1 << 62)
+    b.capture.windows.disarm()
+    b.capture.recording.spending.draw = lambda _now, **_: True
+    seen = []
+    real = session.Session.close
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session.Session, "close", lambda self, **more: seen.append(self.asked.shapes) or real(self, **more))
+        for _ in range(40):
+            with b.recorder.request("score"):
+                torch.add(SMALL, SMALL)
+    assert seen.count(True) == 12
+    assert not any(seen[-20:])
