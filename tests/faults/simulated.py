@@ -85,7 +85,7 @@ def capture(folder, row, operations, columns):
     path.write_text(json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": base, "traceEvents": events}))
     spans = [
         {"column": label(columns[column]), "start_ns": start, "end_ns": stop, "thread": thread}
-        for column, start, stop, _, thread in row["spans"]
+        for column, start, stop, _, thread, *_ in row["spans"]
     ]
     side = {
         "id": str(row["id"]), "tier": 1, "request_id": row["id"], "slow": row["slow"], "events": len(events), "stall_ms": {},

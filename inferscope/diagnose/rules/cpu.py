@@ -26,6 +26,7 @@ _BACKGROUND: Final = 0.20
 _TELEMETRY: Final = 0.03
 _COMPETES: Final = 0.25
 """CPUs that loaders use while requests wait for one, from which they compete."""
+_LEAST: Final = 0.10
 _LOADING: Final = ("loader", "prefetch", "pin_memory", "pin memory", "feeder")
 
 
@@ -181,7 +182,10 @@ def _loaders(context: Context) -> tuple[str, float] | None:
     if used is not None:
         found["processes that this one started"] = used
     name = max(found, key=lambda key: found[key], default=None)
-    return (name, found[name]) if name is not None and found[name] >= _COMPETES else None
+    own = own_threads(context)
+    # where others have most of a CPU, what loaders get of the rest is judged against what the service gets
+    least = _COMPETES if own is None else max(_LEAST, min(_COMPETES, 0.5 * own[0]))
+    return (name, found[name]) if name is not None and found[name] >= least else None
 
 
 def _children(context: Context, windows: list[tuple[float, float, int]]) -> float | None:
