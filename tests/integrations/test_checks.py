@@ -157,7 +157,12 @@ def test_the_template_passes_and_records(seen) -> None:
 OURS = sorted(point.name for point in importlib.metadata.entry_points(group=GROUP) if point.value.startswith("inferscope_integrations."))
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name != "triton_backend"])  # that one patches the model of its process alone
+HEAVY = {"aotinductor": [pytest.mark.servers, pytest.mark.slow]}  # what it waits for imports torch's compilers
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=HEAVY.get(name, ())) for name in OURS if name != "triton_backend"]
+)  # that one patches the model of its process alone
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_our_own_pass(name: str) -> None:
     (point,) = importlib.metadata.entry_points(group=GROUP, name=name)

@@ -77,9 +77,11 @@ class _Watch:
         return None
 
     def _imported(self) -> None:
-        if self in sys.meta_path:
+        try:
             sys.meta_path.remove(self)
-            _begin()
+        except ValueError:  # another module, or another thread, was first
+            return
+        _begin()
 
 
 def _begin() -> None:
