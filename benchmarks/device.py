@@ -226,12 +226,17 @@ def captures(number: int) -> list[Row]:
             while not stop.is_set():
                 harvester.run_once()
 
-        with torch.Stream("sim"):  # pending throughout, so that every pass has something to ask
-            started = channel.begin(None)
-            SIM.kernel(600_000.0)
-            channel.end(started, "slow")
-        thread = threading.Thread(target=harvest)
-        thread.start()
+        def serve(channel=channel, stop: threading.Event = stop) -> None:
+            while not stop.is_set():  # another request's work, so that the harvester has something to ask during a capture
+                started = channel.begin(None)
+                SIM.kernel(0.2)
+                if started is not None:
+                    channel.end(started, "neighbour")
+                time.sleep(0.0005)
+
+        threads = [threading.Thread(target=harvest), threading.Thread(target=serve)]
+        for thread in threads:
+            thread.start()
         side = torch.Stream("sim")
         for _ in range(number if watched else number // 5):
             for _ in range(4):
@@ -244,7 +249,8 @@ def captures(number: int) -> list[Row]:
                 for _ in range(8):
                     value.mul(2.0)
         stop.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
         killed[watched] = SIM.counters().get("captures_killed", 0)
         made = SIM.counters()["captures"]
         if watched and made != number:
