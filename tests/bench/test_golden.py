@@ -70,6 +70,20 @@ def test_scores_of_quantised_models_stay_within_a_band():
     assert agree(scores, [[value + 0.01 for value in row] for row in scores], tolerance("int8")).correct
 
 
+def test_golden_outputs_of_another_model_are_wrong():
+    rule = tolerance("fp32")
+    answers = [{"score": 0.2}, {"score": 0.4}]
+    for other, said in (
+        ([{"label": 0.2}, {"label": 0.4}], "has other keys: label, score"),
+        ([{"score": [0.2, 0.2]}, {"score": [0.4, 0.4]}], "output 0.score is float, golden is list"),
+        ([{"score": 0.2}], "2 outputs, golden has 1"),
+        ([0.2, 0.4], "output 0 is dict, golden is float"),
+    ):
+        found = agree(other, answers, rule)
+        assert not found.correct
+        assert said in found.text()
+
+
 def test_keys_words_and_flags_must_be_equal():
     rule = tolerance("fp32")
     assert agree([{"ok": True, "why": "income"}], [{"ok": True, "why": "income"}], rule).correct

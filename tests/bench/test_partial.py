@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 
 import numpy as np
@@ -187,20 +186,3 @@ def test_patience_ends_with_silence_or_with_nobody():
         waits.ended(5 * s, answered=False, sent=False)
     assert waits.over(6 * s) == ""
     assert waits.over(8 * s).startswith("the target is gone: 20 requests in a row failed")
-
-
-def test_golden_outputs_of_another_model_are_wrong(command, functions, capsys):
-    """A golden file of another shape, and one that names other outputs."""
-    port = free_port()
-    with Service(shlex.split(command(0.001).replace("{port}", str(port))), port, {}, functions, functions / "log") as service:
-        service.start()
-        common = ["bench", f"http://127.0.0.1:{port}/", "--inputs", "inputs.jsonl", "--repeat", 10, "--warmup", 0, "--baseline", 0]
-        assert status_of(*common, "--save-golden", "g.json") == 0
-        golden = json.loads((functions / "g.json").read_text())
-        for outputs, said in (
-            ([{"label": row["score"]} for row in golden["outputs"]], "has other keys: label, score"),
-            (golden["outputs"][:3], "20 outputs, golden has 3"),
-        ):
-            (functions / "other.json").write_text(json.dumps({**golden, "outputs": outputs}))
-            assert status_of(*common, "--golden", "other.json") == 4
-            assert said in capsys.readouterr().out
