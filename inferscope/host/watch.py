@@ -10,11 +10,11 @@ import base64
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from inferscope.copied import shape_of
 from inferscope.host.cgroup import Cgroup
 from inferscope.host.children import Children
 from inferscope.host.gil import PERIOD_S, Sampler
 from inferscope.host.scheduling import Scheduling
-from inferscope.copied import shape_of
 from inferscope.types import Reason
 
 if TYPE_CHECKING:
