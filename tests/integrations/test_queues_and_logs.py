@@ -111,6 +111,7 @@ def test_log_records_carry_ids_and_what_they_had_stays() -> None:
     handler.emit = lines.append  # type: ignore[method-assign]
     handler.addFilter(IdsFilter())
     log = logging.getLogger("scores")
+    log.setLevel(logging.WARNING)  # a worker of Celery's in an earlier test leaves the root logger at a level of its own
     log.propagate = False
     log.addHandler(handler)
     slots.open_incident = "20260101T000000Z-score-0001"
