@@ -16,14 +16,11 @@ BURN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() 
 def test_a_child_that_burns_is_seen():
     watch = Children()
     watch.tick(now_ns())
-    child = subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
+    with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         watch.tick(now_ns())
         assert child.stdout.readline() == "done\n"
         watch.tick(now_ns())
-    finally:
         child.stdin.close()
-        child.wait(10)
     rows = watch.evidence(0, now_ns())
     if not rows:
         pytest.skip("this kernel does not list children")
