@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from inferscope import guard, integration, semconv
+from inferscope.capture.chain import manifest_numbers, parse
 from inferscope.clock import NS_PER_S, now_ns, unix_offset_ns
 from inferscope.diagnose.incident import load as load_incident
 from inferscope.diagnose.profiles import read as read_profiles
@@ -163,7 +164,7 @@ class Outlet:
         """Tell what happened to an incident; a diagnosis also tells the detector its cause."""
         exporter = self.exporter
         if what == "opened" and exporter is not None:
-            exporter.event(breach_event(breach))
+            exporter.event(breach_event(breach, str(directory), digest))
         if what != "diagnosed":
             return
         incident = load_incident(directory)
@@ -172,8 +173,16 @@ class Outlet:
         if exporter is not None:
             exporter.event(incident_event(incident, digest))
             exporter.profile(read_profiles(directory), incident.id, breach.trigger)
+            hashes: dict[str, str] = guard.contained("incident", lambda: _hashes(directory), {})
             for kept in incident.captures:
-                exporter.event(capture_event(kept, incident.id, now_ns() + unix_offset_ns(), breach.trigger))
+                moment_ns = now_ns() + unix_offset_ns()
+                exporter.event(capture_event(kept, incident.id, moment_ns, breach.trigger, sha256=hashes.get(kept.trace)))
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    """SHA-256 of each artefact by its path, as the newest manifest has them."""
+    name = f"manifest-{manifest_numbers(directory)[-1]}.json"
+    return {row["path"]: row["sha256"] for row in parse(name, (directory / name).read_bytes())["artefacts"]}
 
 
 def _copied() -> list[Total]:

@@ -354,6 +354,8 @@ class TestEvents:
         assert event.attributes["inferscope.slo.threshold"] == 0.02
         assert event.attributes["inferscope.breach.detection_delay"] == 4.0
         assert event.body == "score: 30 of 500 requests above 20 ms (e_detector)"
+        assert "inferscope.artefact.path" not in event.attributes
+        assert breach_event(self.breach, "state/x", "ab").attributes["inferscope.artefact.sha256"] == "ab"
 
     def test_capture(self):
         capture = CaptureSummary("c1", 1, (5,), True, None, 1.5, (9,), "captures/c1.trace.json")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 
 import pytest
 
 import inferscope
 from inferscope import integration, semconv
+from inferscope.capture.bundle import Bundle
 from inferscope.record import core, fallback
+from inferscope.rooms.outlet import _hashes
 from inferscope.testing.receiver import OtlpReceiver
+from inferscope.types import Breach
 
 MS = 1e-3
 
@@ -143,6 +147,16 @@ def test_bytes_copied_captures_and_what_was_dropped_are_metrics(receiver):
     assert receiver.last(semconv.COPY_IO, direction="h2d").value >= 4096
     dropped = {point.attributes[semconv.ATTR_REASON] for point in receiver.metrics(semconv.SELF_DROPPED)}
     assert "late_spans" in dropped
+
+
+def test_hashes_of_artefacts_are_those_of_the_newest_manifest(tmp_path):
+    breach = Breach("20260501T120000Z-score-00ff", "score-p99", "score", 20.0, 0.99, 1, 2, 3, 100, 9, "e_detector", 12.0, 1.0)
+    bundle = Bundle.create(tmp_path, breach, {}, {})
+    bundle.publish("open")
+    (bundle.path / "captures" / "c1.trace.json").write_text("{}")
+    bundle.add_rest()
+    bundle.publish("diagnosed")
+    assert _hashes(bundle.path)["captures/c1.trace.json"] == hashlib.sha256(b"{}").hexdigest()
 
 
 @pytest.mark.parametrize("implementation", [core.Recorder, fallback.Recorder])

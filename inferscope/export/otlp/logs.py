@@ -62,8 +62,8 @@ def _objective(breach: Breach) -> dict[str, Any]:
     }
 
 
-def breach_event(breach: Breach) -> Event:
-    """Said when the evidence says that an objective does not hold."""
+def breach_event(breach: Breach, path: str | None = None, root_hash: str | None = None) -> Event:
+    """Said when the evidence says that an objective does not hold; `path` and `root_hash` are those of the incident that was opened."""
     return Event(
         name=semconv.EVENT_BREACH,
         time_unix_ns=breach.detected_unix_ns,
@@ -78,6 +78,8 @@ def breach_event(breach: Breach) -> Event:
                 "inferscope.breach.statistic": float(breach.statistic),
                 "inferscope.breach.design_effect": float(breach.design_effect),
                 "inferscope.breach.detection_delay": (breach.detected_ns - breach.onset_ns) / 1e9,
+                "inferscope.artefact.path": path,
+                "inferscope.artefact.sha256": root_hash,
             }
         ),
     )
