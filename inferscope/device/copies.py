@@ -2,7 +2,8 @@
 
 A blocking copy's wall time is the drain of its stream, the staging and the transfer together. The device's events part them: `queue` is what
 stood before the copy in its stream, `transfer` what lay between its two events. For a blocking copy the second event is recorded only after
-the call returned, so that its transfer is an upper bound by one launch (a few microseconds).
+the call returned, so that its transfer is an upper bound: by a launch (a few microseconds), by the time until its thread ran again, and, from
+pageable memory, by the wait for the driver's staging buffer, which copies of all streams take turns for.
 """
 
 from __future__ import annotations
