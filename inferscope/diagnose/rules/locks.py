@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from inferscope.diagnose.findings import grade, share_evidence
+from inferscope.diagnose.findings import Texts, of_share
 from inferscope.diagnose.host import STATES
 from inferscope.diagnose.waits import UNNAMED_LOCK
 from inferscope.types import Evidence, Finding
@@ -45,48 +45,34 @@ def slow_holder(context: Context) -> Iterable[Finding]:
         state = max(waits, key=lambda key: waits[key])
         if total < _LEAST_NS or waits[state] < _OFF_CPU * total:
             continue
-        severity, confidence = grade(context, share)
-        yield Finding(
-            id="LOCK_HOLDER_SLOW",
-            class_="scheduling",
-            severity=severity,
-            confidence=confidence,
+        texts = Texts(
             where=top.site,
             claim=f"The holder of {top.lock} at {top.site} waits {100 * waits[state] / total:.0f} % of its time there for {_WAITS[state]}, and all others with it.",
-            evidence=(
-                share_evidence(share),
-                Evidence(f"holder's time in {_WAITS[state]}", round(100 * waits[state] / total, 1), "%"),
-                Evidence("holder's time on a CPU", round(100 * times.cpu_ns / total, 1), "%"),
-                Evidence("holder's time sampled", round(total / 1e6, 1), "ms"),
-            ),
-            share=share.share,
-            what_if_p99_ms=context.plan.p99_ms(share.name),
             refute_by=f"Do the waiting at {top.site} before the lock is taken, on one replica: if waits for {top.lock} stay, the hold is long for another reason.",
             fix=f"Fetch, read or compute before taking {top.lock}; hold it only to swap the result in.",
             rollback="Return to waiting under the lock.",
         )
+        evidence = (
+            Evidence(f"holder's time in {_WAITS[state]}", round(100 * waits[state] / total, 1), "%"),
+            Evidence("holder's time on a CPU", round(100 * times.cpu_ns / total, 1), "%"),
+            Evidence("holder's time sampled", round(total / 1e6, 1), "ms"),
+        )
+        yield of_share(context, share, "LOCK_HOLDER_SLOW", "scheduling", texts, evidence)
 
 
 def _unnamed(context: Context, share: Share) -> Finding:
-    severity, confidence = grade(context, share, confidence="medium")
-    return Finding(
-        id="LOCK_CONTENTION",
-        class_="scheduling",
-        severity=severity,
-        confidence=confidence,
+    texts = Texts(
         where="a lock without a name",
         claim=f"Slow requests wait {share.tail_ms:.1f} ms for a lock, a condition or a pool that has no name here.",
-        evidence=(
-            share_evidence(share),
-            Evidence("wait in a slow request", round(share.tail_ms, 2), "ms"),
-            Evidence("slow requests sampled", context.waits.slow, "requests"),
-        ),
-        share=share.share,
-        what_if_p99_ms=context.plan.p99_ms(share.name),
         refute_by="Name the locks on this path: if none of them takes over this time, it is a native pool's.",
         fix="Wrap the locks that requests take with inferscope.lock(name, lock): the next incident names the holder.",
         rollback="Unwrap them.",
     )
+    evidence = (
+        Evidence("wait in a slow request", round(share.tail_ms, 2), "ms"),
+        Evidence("slow requests sampled", context.waits.slow, "requests"),
+    )
+    return of_share(context, share, "LOCK_CONTENTION", "scheduling", texts, evidence, confidence="medium")
 
 
 def _finding(context: Context, share: Share) -> Finding:
@@ -99,12 +85,10 @@ def _finding(context: Context, share: Share) -> Finding:
         held[1] += row.wait_ns
         held[2] = max(held[2], row.longest_hold_ns)
         stages[row.site] = row.stage or ""
-    severity, confidence = grade(context, share)
-    evidence = [share_evidence(share), Evidence("wait in a slow request", round(share.tail_ms, 2), "ms")]
+    evidence = [Evidence("wait in a slow request", round(share.tail_ms, 2), "ms")]
     total = sum(held[1] for held in waits.values())
     if not total:
         where, claim = f"lock {lock}", f"Slow requests wait {share.tail_ms:.1f} ms for the lock {lock}; no holder was seen."
-        confidence = "medium" if confidence == "high" else confidence
     else:
         where = max(waits, key=lambda site: waits[site][1])
         count, wait, longest = waits[where]
@@ -117,17 +101,11 @@ def _finding(context: Context, share: Share) -> Finding:
             Evidence("longest hold at this site", round(longest / 1e6, 2), "ms"),
             Evidence("holder's site", where, ""),
         ]
-    return Finding(
-        id="LOCK_CONTENTION",
-        class_="scheduling",
-        severity=severity,
-        confidence=confidence,
+    texts = Texts(
         where=where,
         claim=claim,
-        evidence=tuple(evidence),
-        share=share.share,
-        what_if_p99_ms=context.plan.p99_ms(share.name),
         refute_by=f"Shorten the hold at {where} on one replica: if waits for {lock} above the objective stay, another holder is the root.",
         fix=f"Move the slow work out of the hold on {lock}: build the new state outside, then swap a reference under the lock; readers take a snapshot.",
         rollback="Return to doing the work under the lock.",
     )
+    return of_share(context, share, "LOCK_CONTENTION", "scheduling", texts, evidence, confidence="high" if total else "medium")
