@@ -153,3 +153,28 @@ def test_a_span_may_outlive_its_recorder():
         assert same is span
     entered.__exit__(None, None, None)
     assert (span.name, repr(span), span(len)) == ("", "<inferscope stage ''>", len)
+
+
+def test_the_kernels_distrust_of_the_counter_ends_its_use(tmp_path):
+    program = """
+import os, sys
+os.environ["INFERSCOPE_CLOCK"] = "tsc"
+from inferscope.record import _native
+recorder = _native.Recorder()
+if recorder.clock_source != "tsc":
+    sys.exit("skip")
+recorder.drain()
+assert recorder.clock_source == "tsc"
+with recorder.request("r"), recorder.stage("s"):
+    recorder._check_clock(sys.argv[1])
+assert recorder.clock_source == "monotonic"
+assert _native.Recorder().clock_source == "monotonic"
+((_, _, start, wall, *_),) = recorder.drain()
+assert 0 <= wall < 1_000_000_000
+"""
+    distrusted = tmp_path / "current_clocksource"
+    distrusted.write_text("hpet\n")
+    done = subprocess.run([sys.executable, "-c", program, str(distrusted)], capture_output=True, text=True, check=False)
+    if done.stderr.strip() == "skip":
+        pytest.skip("the kernel does not use the time-stamp counter")
+    assert done.returncode == 0, done.stderr

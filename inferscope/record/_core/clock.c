@@ -92,9 +92,9 @@ static int64_t anchor_again(void) {
 }
 
 /* The kernel trusts the counter (constant rate, the same on all cores) when it keeps its own time with it. */
-static int kernel_uses_tsc(void) {
+static int kernel_uses_tsc(const char *path) {
     char name[16] = "";
-    FILE *f = fopen("/sys/devices/system/clocksource/clocksource0/current_clocksource", "r");
+    FILE *f = fopen(path, "r");
     if (f != NULL) {
         if (fgets(name, sizeof name, f) == NULL)
             name[0] = 0;
@@ -107,7 +107,7 @@ static int tsc_ready(void) {
     static int state = -1; /* not tried, unusable, usable */
     if (state >= 0)
         return state;
-    state = HAVE_TSC && kernel_uses_tsc();
+    state = HAVE_TSC && kernel_uses_tsc(CLOCKSOURCE);
     if (!state)
         return 0;
     uint64_t tsc = 0;
@@ -120,6 +120,15 @@ static int tsc_ready(void) {
         return state = 0;
     clock_anchor = (ClockAnchor){.tsc = tsc, .ns = ns, .rate = rate_since_first(tsc, ns), .valid = tsc - first.tsc};
     return 1;
+}
+
+/* The kernel stops trusting the counter when it finds it unstable: then so do we, for good. Both clocks tell the same time, so that what
+ * is open goes on. */
+void clock_check(Recorder *rec, const char *path) {
+    if (rec->clock_mode == CLOCK_TSC && !kernel_uses_tsc(path)) {
+        broken = 1;
+        rec->clock_mode = CLOCK_SYSTEM;
+    }
 }
 
 int64_t clock_slow(Recorder *rec) {

@@ -268,6 +268,8 @@ void context_setup(Recorder *rec);
 
 /* clock.c */
 void swallow_error(void);
+#define CLOCKSOURCE "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+void clock_check(Recorder *rec, const char *path);
 SLOW_PATH int64_t clock_slow(Recorder *rec);
 SLOW_PATH uint32_t thread_id_slow(void);
 int clock_setup(void);

@@ -138,6 +138,7 @@ static PyObject *reader_read_bands(PyObject *self, PyObject *index) {
 
 static PyObject *reader_drain(PyObject *self, PyObject *unused) {
     (void)unused;
+    clock_check((Recorder *)self, CLOCKSOURCE); /* once a window, as the reader comes */
     return retained_drain((Recorder *)self);
 }
 

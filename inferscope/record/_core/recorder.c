@@ -260,6 +260,15 @@ static PyObject *recorder_record_values(PyObject *self, PyObject *const *args, P
     return PyLong_FromLongLong(took);
 }
 
+/* _check_clock(path): for tests. */
+static PyObject *recorder_check_clock(PyObject *self, PyObject *path) {
+    const char *name = PyUnicode_AsUTF8(path);
+    if (name == NULL)
+        return NULL;
+    clock_check((Recorder *)self, name);
+    Py_RETURN_NONE;
+}
+
 /* _read_clock(times) -> ns it took: what the clock alone costs, for the benchmark's floor. */
 static PyObject *recorder_read_clock(PyObject *self, PyObject *times) {
     long n = PyLong_AsLong(times);
@@ -292,6 +301,7 @@ static PyMethodDef recorder_methods[] = {
     {"_stage_of", recorder_stage_of, METH_O, "_stage_of($self, request, /)\n--\n\nInnermost stage of a request."},
     {"_record_values", (PyCFunction)(void (*)(void))recorder_record_values, METH_FASTCALL,
      "_record_values($self, kind, name, values, /)\n--\n\nRecord an int64 buffer in a series; returns the ns it took."},
+    {"_check_clock", recorder_check_clock, METH_O, "_check_clock($self, path, /)\n--\n\nLook at the kernel's clocksource there; drain() does."},
     {"_read_clock", recorder_read_clock, METH_O, "_read_clock($self, times, /)\n--\n\nCPU time of so many clock readings, ns."},
     {"_site", (PyCFunction)(void (*)(void))recorder_site, METH_FASTCALL, "_site($self, lock, site, stage, /)\n--\n\nId of a lock site."},
     {"_blame", (PyCFunction)(void (*)(void))recorder_blame, METH_FASTCALL,
