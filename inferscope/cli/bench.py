@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import numpy as np
+
 from inferscope.bench import acceptance, endpoint, golden, runs, text
 from inferscope.bench.result import LoadPlan
 from inferscope.bench.targets import ServiceError
@@ -17,6 +19,7 @@ from inferscope.cli.measuring import Inputs, Session, document, is_address, read
 from inferscope.cli.output import emit
 from inferscope.cli.progress import Progress
 from inferscope.errors import ConfigurationError
+from inferscope.report import hgrm
 
 if TYPE_CHECKING:
     from inferscope.bench.result import LoadResult
@@ -69,13 +72,17 @@ def _amount(parser: argparse.ArgumentParser) -> None:
     amount.add_argument("--rate", type=quantities.rate, metavar="R", help="requests a second")
     amount.add_argument("--arrival", default="poisson", metavar="HOW", help="poisson, constant or trace:FILE (poisson)")
     amount.add_argument(
-        "--concurrency", type=quantities.count, metavar="N", help="closed: clients (1); open: connections or threads at most (256, 32)"
+        "--concurrency",
+        "--max-inflight",
+        type=quantities.count,
+        metavar="N",
+        help="closed: clients (1); open: connections or threads at most (256, 32)",
     )
     amount.add_argument(
         "--ladder", type=quantities.ladder, metavar="1,2,4", help="one run each: clients, or requests a second with --mode open"
     )
     amount.add_argument("--find-knee", action="store_true", help="double the clients until more of them bring no more throughput")
-    amount.add_argument("--find-max-rate", action="store_true", help="search the highest rate at which every --slo holds")
+    amount.add_argument("--find-max-rate", "--find-max-qps", action="store_true", help="search the highest rate at which every --slo holds")
     amount.add_argument("--generators", type=quantities.count, default=1, metavar="N", help="generator processes that share the load (1)")
     amount.add_argument("--baseline", type=quantities.whole, default=20, metavar="N",
                         help="requests one at a time before the load, after a look at the idle service; 0 leaves both out (20)")  # fmt: skip
@@ -90,6 +97,7 @@ def _amount(parser: argparse.ArgumentParser) -> None:
     amount.add_argument("--workers", type=quantities.whole, metavar="N",
                         help="run the scenario: as the master of N workers, which connect from anywhere; 0 runs it here alone")  # fmt: skip
     amount.add_argument("--warmup", type=_warm_up, default=None, metavar="auto|N", help="leading requests to leave out (auto: MSER-5)")
+    amount.add_argument("--cold-start", action="store_true", help="leave nothing out and ask nothing before: as --warmup 0 --baseline 0")
     amount.add_argument("--repeat", type=quantities.count, metavar="N", help=f"requests to measure ({_REPEAT} in a closed loop)")
     amount.add_argument(
         "--duration", type=quantities.seconds, metavar="T", help=f"time to measure, as in 30s ({_OPEN_S:g}s in an open loop)"
@@ -102,6 +110,7 @@ def _check(parser: argparse.ArgumentParser) -> None:
     check = parser.add_argument_group("what must hold")
     check.add_argument(
         "--slo",
+        "--sla",
         type=quantities.checked(acceptance.parse_objective),
         action="append",
         default=[],
@@ -126,6 +135,7 @@ def _out(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--report", type=_report, default=_REPORT.split(","), metavar="P,Q", help=f"what to show ({_REPORT})")
     out.add_argument("-o", "--output", type=Path, metavar="FILE", help="the run with every request, for compare and history")
     out.add_argument("--md", nargs="?", const="-", metavar="FILE", help="as Markdown")
+    out.add_argument("--hgrm", metavar="FILE", help="percentiles for HdrHistogram's plotter, without the warm-up")
     out.add_argument("--junit", metavar="FILE", help="objectives and outputs as JUnit XML")
     out.add_argument("--pid", type=int, help="process of the service, for CPU and memory (default: the one that listens here)")
     out.add_argument("--price", type=quantities.price, metavar="P", help="of an hour of the machine, for the cost of a million requests")
@@ -166,6 +176,8 @@ def _plan(options: argparse.Namespace) -> LoadPlan:
 
 def run(options: argparse.Namespace) -> int:
     """Measure; the exit code says what did not hold."""
+    if options.cold_start:
+        options.warmup, options.baseline = 0, 0
     objectives: list[acceptance.Objective] = [*options.slo, *options.accept]
     expected = golden.read(options.golden) if options.golden else None
     try:
@@ -203,6 +215,8 @@ def _judged(
         golden.save(options.save_golden, outputs, precision=options.precision, inputs_sha256=inputs.sha256)
     if options.output:
         runs.save(options.output, found, result)
+    if options.hgrm:
+        text.put("--hgrm", options.hgrm, _hgrm(result, found["warmup"]["cut"]))
     if options.accept:
         release.write(options, found, result)
     _show(options, found)
@@ -228,6 +242,13 @@ def _agreement(
         agreement.problems.insert(0, "these are not the inputs that the golden outputs were made from")
     found["golden"] = {**agreement.to_json(), "text": agreement.text(), "sha256": found["settings"]["golden_sha256"]}
     return agreement
+
+
+def _hgrm(result: LoadResult, skip: int) -> str:
+    """The latencies of what was answered well, to the microsecond."""
+    latency = (result.done_ns - result.intended_ns)[skip:][result.fine[skip:]] // 1000 * 1000
+    values, counts = np.unique(latency, return_counts=True)
+    return hgrm.render([(float(value), float(value), int(count)) for value, count in zip(values, counts, strict=True)])
 
 
 def _nothing(target: str, result: LoadResult, found: dict[str, Any]) -> str:

@@ -142,12 +142,15 @@ def test_an_open_loop_in_process_counts_waiting_for_a_thread(functions):
         4,
         "--max-lag",
         "10s",
+        "--hgrm",
+        "o.hgrm",
         "--json",
         "o.json",
     ]
     assert status_of("bench", "functions:score", "--inputs", "inputs.jsonl", *words) in {0, 3}
     value = json.loads((functions / "o.json").read_text())
     assert value["metrics"]["requests"] == 50
+    assert "Total count    =           50" in (functions / "o.hgrm").read_text()
     assert value["settings"]["mode"] == "open"
     assert value["metrics"]["lag_p99_ms"] is not None
 
