@@ -312,13 +312,14 @@ class Sampler:
     def intervals(self) -> dict[int, tuple[str | None, array[int], array[int]]]:
         """As `rows`, and for each interval the number of the code that the thread was in at its end, see `Places`; 0 is unknown."""
         found: dict[int, tuple[str | None, array[int], array[int]]] = {}
-        for thread, held in [*self._gone, *list(self._threads.items())]:
+        alive = list(self._threads.items())
+        for thread, held in [*self._gone, *alive]:
             if thread in found:
                 found[thread][1].extend(held.rows)
                 found[thread][2].extend(held.places)
             else:
                 found[thread] = held.name, array("I", held.rows), array("H", held.places)
-            if held.state != RUNNING and self.last_ns - held.last_ns >= _SHORT_NS:  # it still waits
+            if (thread, held) in alive and held.state != RUNNING and self.last_ns - held.last_ns >= _SHORT_NS:  # it still waits
                 found[thread][1].extend(_row(self.last_ns - self.first_ns, 0, 0, self.last_ns - held.last_ns, held.state))
                 found[thread][2].append(held.place)
         return found

@@ -89,6 +89,25 @@ def test_a_waiting_thread_costs_one_interval():
     assert rows[1][-1] & 7 == LOCK
 
 
+def test_a_thread_that_ended_waits_no_more():
+    stop = threading.Event()
+    waiter = threading.Thread(target=stop.wait, name="waiter")
+    waiter.start()
+    sampler = Sampler()
+    assert sampler.arm()
+    sampler.sample()
+    time.sleep(0.01)
+    sampler.sample()
+    thread = waiter.native_id
+    stop.set()
+    waiter.join()
+    for _ in range(20):
+        time.sleep(0.005)
+        sampler.sample()
+    ends = sampler.rows()[thread][1][-4] * 1000 + sampler.first_ns
+    assert ends < sampler.last_ns - 50_000_000
+
+
 def test_nothing_is_sampled_while_it_is_not_armed():
     sampler = Sampler()
     sampler.sample()
@@ -103,9 +122,14 @@ def test_nothing_is_sampled_while_it_is_not_armed():
 
 def test_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(gil, "_ROWS", 0)
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
     sampler = Sampler()
     sampler.arm()
     sampler.sample()
+    stop.set()
+    other.join()
     assert sampler.dropped > 0
     assert not any(len(rows) for _, rows in sampler.rows().values())
 
