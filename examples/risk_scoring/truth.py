@@ -116,7 +116,7 @@ def with_copies(rows: Iterable[dict[str, int]], copies: Iterable[Copy]) -> list[
         thread = row["thread_id"]
         mine = by_thread.get(thread, [])
         first = bisect.bisect_left(starts.get(thread, []), row["start_ns"])
-        blocked = dict.fromkeys(_COPIES, 0)
+        blocked: dict[str, int] = dict.fromkeys(_COPIES, 0)
         for copy in itertools.islice(mine, first, None):
             if copy.asked_ns >= row["end_ns"]:
                 break
