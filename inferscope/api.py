@@ -195,8 +195,8 @@ def ready(warm: bool | None = None) -> bool:  # noqa: FBT001  (reads as a senten
     if running is None:
         return False
     if warm:
-        running.mark_ready()
-    return running.is_ready()
+        guard.contained("detect", running.rooms.mark_ready, None)
+    return guard.contained("detect", running.rooms.ready, otherwise=False)
 
 
 def status() -> dict[str, Any]:

@@ -110,18 +110,14 @@ class Runtime:
     def tick(self) -> None:
         """One window: aggregate, detect, and what follows from it."""
         with self._tick_lock:
+            if self._dormant and self.rooms.served():
+                self._activate()
+                self._start_threads(*[name for name in self._others if name not in self._threads])
+                self._dormant = False
             if self._dormant:
-                self._wake_or_rest()
-            if not self._dormant:
+                self.rooms.rest()
+            else:
                 self.rooms.step(now_ns(), Pace())
-
-    def _wake_or_rest(self) -> None:
-        if not self.rooms.served():
-            self.rooms.rest()
-            return
-        self._activate()
-        self._start_threads(*[name for name in self._others if name not in self._threads])
-        self._dormant = False
 
     def _last_tick(self) -> None:
         if not self._dormant or self.rooms.served():
@@ -162,14 +158,6 @@ class Runtime:
             with guard.guard("shutdown"):
                 self.shutdown(_EXIT_S)
 
-    def mark_ready(self) -> None:
-        """End the warm-up."""
-        guard.contained("detect", self.rooms.mark_ready, None)
-
-    def is_ready(self) -> bool:
-        """Whether the warm-up is over."""
-        return guard.contained("detect", self.rooms.ready, otherwise=False)
-
     def capture_now(self, wanted: Wanted) -> str:
         """Open a manual incident; see `inferscope.capture_now`."""
         with self._tick_lock:
@@ -183,9 +171,13 @@ class Runtime:
 
     def status(self) -> dict[str, Any]:
         """What runs, what it costs."""
-        found = self.rooms.status(max(1, now_ns() - self._started_ns))
         running = {thread.name: thread.is_alive() for thread in self._threads.values()}
-        return {**found, "dormant": self._dormant, "threads": running, "control": self.control.status()}
+        return {
+            **self.rooms.status(max(1, now_ns() - self._started_ns)),
+            "dormant": self._dormant,
+            "threads": running,
+            "control": self.control.status(),
+        }
 
     def _before_fork(self) -> None:
         self._fork_paused = self.rooms.exporter is not None and self.rooms.exporter.pause(_FORK_WAIT_S[1])
