@@ -26,7 +26,8 @@ def test_a_child_that_burns_is_seen():
         pytest.skip("this kernel does not list children")
     assert sum(row[2] for row in rows) >= 250_000_000
     watch.tick(now_ns())
-    assert len(watch.evidence(0, now_ns())) == len(rows), "no children, no tick"
+    later = watch.evidence(0, now_ns())[len(rows) :]  # other tests may have left a child that rests, such as a resource tracker
+    assert sum(row[2] for row in later) < 50_000_000
     watch.reset()
     assert not watch.evidence(0, now_ns())
 
