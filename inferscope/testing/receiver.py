@@ -192,6 +192,7 @@ class OtlpReceiver:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128  # with the default of 5 a connection of a pod's tenth worker waits a second for its repeated handshake
 
     def __init__(self, receiver: OtlpReceiver, port: int) -> None:
         self.receiver = receiver
