@@ -88,7 +88,7 @@ test-backends: venv ## fetch receivers and databases of other projects into buil
 	$(call selected,-m backends)
 
 test-integrations: venv ## integrations against real libraries and servers, fetched into build; skips what cannot be had
-	@python="$$($(BIN)/python benchmarks/_servers.py)"; SERVERS_FETCH=1 "$$python" -m pytest -m "not soak" tests/integrations tests/cli/test_run.py tests/cli/test_run_servers.py $(ARGS)
+	@python="$$($(BIN)/python benchmarks/_servers.py)"; SERVERS_FETCH=1 "$$python" -m pytest -m "not soak" tests/integrations tests/cli/test_run.py tests/cli/test_run_servers.py tests/examples/test_small_examples.py $(ARGS)
 
 wheels: ## build a wheel for each of ARGS (python3.11 python3.13) and a pure one into dist/, and test each where it is installed
 	@.ci/wheels $(ARGS)
