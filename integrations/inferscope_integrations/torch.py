@@ -135,13 +135,12 @@ class TorchIntegration(Integration):
                 try:
                     with recorder().stage(name):
                         begun = _begin(args, kwargs, name) if timer.enabled else None
-                        if begun is None:
-                            return original(self, *args, **kwargs)
                         result = None
                         try:
                             result = original(self, *args, **kwargs)
                         finally:
-                            _end(begun, name, result, self)
+                            if begun is not None:
+                                _end(begun, name, result, self)
                         with contextlib.suppress(Exception):  # an input that only looks like a tensor
                             _note_shape(0, None, self, *args, **kwargs)
                         return result

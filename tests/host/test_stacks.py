@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -60,7 +61,9 @@ print(reads, found)
 def test_stacks_that_move_can_be_read(core: str) -> None:
     if core == "native":
         pytest.importorskip("inferscope.record._native")
-    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", PROGRAM, core], capture_output=True, text=True, timeout=60)
+    environ = {**os.environ, "INFERSCOPE_PURE": "" if core == "native" else "1"}
+    command = [sys.executable, "-X", "faulthandler", "-c", PROGRAM, core]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
     assert done.returncode == 0, done.stderr[-2000:]
     reads, found = map(int, done.stdout.split())
     assert reads > 100

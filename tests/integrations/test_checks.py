@@ -165,6 +165,8 @@ HEAVY = {"aotinductor": [pytest.mark.servers, pytest.mark.slow]}  # what it wait
 )  # that one patches the model of its process alone
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_our_own_pass(name: str) -> None:
+    if name == "copies" and core.IMPLEMENTATION != "native":
+        pytest.skip("a plain closure cannot pass for a built-in method; the core's callables do")
     (point,) = importlib.metadata.entry_points(group=GROUP, name=name)
     integration = point.load()()
     pytest.importorskip(integration.target or "inferscope", reason=f"{integration.target} is not installed", exc_type=ImportError)

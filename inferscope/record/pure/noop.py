@@ -48,7 +48,7 @@ class Noop:
         except KeyError:
             raise AttributeError(name) from None
 
-    def finish(self, error: str | None = None) -> None:
+    def finish(self, error: object = None) -> None:
         """Nothing to close."""
 
     def discard(self) -> None:

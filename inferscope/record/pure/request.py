@@ -12,6 +12,7 @@ from inferscope.record.pure.critical import critical_path, pack
 from inferscope.record.pure.decorate import decorate
 from inferscope.record.pure.host import thread_switches, whole
 from inferscope.record.pure.span import POSITIONS, Mark, Span
+from inferscope.record.pure.state import name_of_error
 from inferscope.types import COLUMN_LIMIT, Reason, SpanFlag
 
 if TYPE_CHECKING:
@@ -203,11 +204,11 @@ class Request:
             if context.get() is self:
                 context.set(None)
 
-    def finish(self, error: str | None = None) -> None:
+    def finish(self, error: type[BaseException] | BaseException | str | bool | None = None) -> None:  # noqa: FBT001  (anything that tells)
         """Close and count the request now, from any thread or task; later calls do nothing.
 
         Args:
-            error: Type name of what went wrong, unless `error` is set already.
+            error: What went wrong: a name, an exception or its type, or True; unless `error` is set already.
         """
         if not self.open:
             return
@@ -216,7 +217,7 @@ class Request:
         self.open = False
         try:
             if error is not None and self.error is None:
-                self.error = error
+                self.error = name_of_error(error)
             self._close(recorder, end)
             if self._generation == recorder.generation:
                 self._count(recorder, end - self.start_ns)

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     SpanHook = Callable[[Request, str, str], None]
     FinishHook = Callable[[Request, int], None]
 
-__all__ = ["Counters", "Shared", "ThreadState"]
+__all__ = ["Counters", "Shared", "ThreadState", "name_of_error"]
+
+
+def name_of_error(error: object) -> str | None:
+    """What an error is counted as: a text as it is, an exception or its type by the type's name, another true value as `error`."""
+    if error is None or error is False:
+        return None
+    if isinstance(error, str):
+        return error
+    return "error" if error is True else (error if isinstance(error, type) else type(error)).__qualname__
 
 
 class Counters:
