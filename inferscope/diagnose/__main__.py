@@ -44,12 +44,15 @@ def limit_self() -> None:
 
 def pace_self(share: float) -> None:
     """Use no more than that part of a CPU: a quota counts what runs on idle CPUs too, and stops the whole group when it is used up."""
-    rest_s = _SLICE_S * (1.0 / min(max(share, 0.01), 1.0) - 1.0)
-    if rest_s <= 0.0 or not hasattr(signal, "setitimer"):
+    rests = 1.0 / min(max(share, 0.01), 1.0) - 1.0
+    if rests <= 0.0 or not hasattr(signal, "setitimer"):
         return
+    rested_at_s = time.process_time()
 
     def rest(_number: int, _frame: object) -> None:
-        time.sleep(rest_s)
+        nonlocal rested_at_s
+        used_s, rested_at_s = time.process_time() - rested_at_s, time.process_time()
+        time.sleep(used_s * rests)  # by what was used, because the kernel's own tick may be longer than the slice
 
     signal.signal(signal.SIGPROF, rest)
     signal.setitimer(signal.ITIMER_PROF, _SLICE_S, _SLICE_S)

@@ -39,7 +39,7 @@ def test_a_busy_process_shows_as_cores_and_memory():
     assert found["memory"]["peak_bytes"] >= found["memory"]["static_bytes"] > 1e7
     assert found["memory"]["dynamic_bytes"] == found["memory"]["peak_bytes"] - found["memory"]["static_bytes"]
     assert found["device"] is None
-    assert len(found["curve"]) >= 2
+    assert len(found["curve"]) > 5
     assert [row["at_s"] for row in found["curve"]] == sorted(row["at_s"] for row in found["curve"])
 
 

@@ -107,8 +107,8 @@ def test_everything_is_readable_up_to_the_last_whole_record(writers, tmp_path):
                 time.sleep(0.002)
         seen += whole(directory)
         shutil.rmtree(directory, ignore_errors=True)  # killed before it was made
-    assert len(VERIFIED) > POINTS / 10, "incidents were among what was being written"
-    assert seen > POINTS / 2, f"{seen} records in {POINTS} lives: the points were too early to say anything"
+    assert len(VERIFIED) > POINTS / 2, "incidents were among what was being written"
+    assert seen > POINTS, f"{seen} records in {POINTS} lives: the points were too early to say anything"
 
 
 def whole(directory):

@@ -47,3 +47,6 @@ def test_a_made_tree_is_read(tmp_path):
     ((end, length, spent),) = watch.evidence(0, 5_000)
     assert (end, length) == (2_000, 1_000)
     assert spent == 50 * 1_000_000_000 // watch._hz
+    (task / "children").write_text("")
+    watch.tick(3_000)
+    assert len(watch.evidence(0, 5_000)) == 1, "no children, no tick"

@@ -89,6 +89,10 @@ def test_a_full_socket_costs_the_datagram_and_not_the_worker(outbox) -> None:
     spans = struct.pack("<q", 1) * 500
     for _ in range(2000):
         outbox._send("uid", 0, (os.getpid(), (("stage", "x"),), spans, False))
+    with pytest.raises(BlockingIOError):
+        outbox._socket.sendto(spans, str(inbox._path))
     inbox.collect()
+    assert outbox._socket.sendto(spans, str(inbox._path)) == len(spans), "there is room again"
     inbox.close()
     outbox._send("uid", 0, (1, (), b"", False))
+    assert not inbox._path.exists()

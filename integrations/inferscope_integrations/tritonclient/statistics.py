@@ -6,6 +6,7 @@ model, `own` is smaller than `count` and the reader is told.
 
 from __future__ import annotations
 
+import abc
 import importlib
 import json
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -25,7 +26,7 @@ _COUNTED: Final = (("queue_ns", "queue"), ("input_ns", "compute_input"), ("infer
 _COMPUTE: Final = ("compute_input", "compute_infer", "compute_output")
 
 
-class StatisticsPoller:
+class StatisticsPoller(abc.ABC):
     """Asks for one model; subclasses know the protocol.
 
     Args:
@@ -42,6 +43,7 @@ class StatisticsPoller:
         self._asked_ns = 0
         self._failures = 0
 
+    @abc.abstractmethod
     def statistics(self) -> Mapping[str, Any]:
         """The server's `model_stats[0]` as JSON.
 
@@ -49,11 +51,10 @@ class StatisticsPoller:
             LookupError: The server does not have the extension, or not for us; it is not asked again.
             OSError: It cannot be reached now.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def config(self) -> Mapping[str, Any]:
         """The model's configuration as JSON; raises as `statistics`."""
-        raise NotImplementedError
 
     def poll(self) -> None:
         """Add what was counted since the last time."""
