@@ -26,13 +26,25 @@ def card(share, used, clock=1_000_000_000, slowed=()):
     return Card("GPU-1", share, used, 80_000_000_000, clock, slowed, lost=False)
 
 
+BUSY = """
+import sys, time
+held = [b"x" * 30_000_000]
+spent, began = time.process_time(), time.perf_counter()
+print("begun", flush=True)
+while time.perf_counter() < began + 0.5:
+    held.append(b"x" * 20_000)
+print((time.process_time() - spent) / (time.perf_counter() - began), flush=True)
+sys.stdin.read()
+"""
+
+
 def test_a_busy_process_shows_as_cores_and_memory():
-    spent, began = time.process_time(), time.perf_counter()
-    with resources.Sampler(os.getpid(), None, 0.02) as sampler:
-        end, held = time.perf_counter() + 0.4, []
-        while time.perf_counter() < end:
-            held.append(bytes(200_000))
-    cores = (time.process_time() - spent) / (time.perf_counter() - began)  # less than one where the machine is busy
+    # A process of its own, as a target is: one that keeps the sampler's own interpreter busy is seen once or twice and no oftener.
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "begun\n"
+        with resources.Sampler(child.pid, None, 0.02) as sampler:
+            cores = float(child.stdout.readline())  # less than one where the machine is busy
+        child.stdin.close()
     found = resources.summary(sampler.samples)
     assert found["cpu_cores"] == pytest.approx(cores, rel=0.3, abs=0.1)  # /proc counts in ticks of 10 ms
     assert found["host_cpu_cores"] > 0.8 * found["cpu_cores"]
