@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inferscope.cli.completing import add_profiles
 from inferscope.cli.output import emit, find_incident, present, state_argument
 from inferscope.diagnose.incident import load_directory
 from inferscope.diagnose.one_trace import explain_trace
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     import argparse
 
 HELP = """Say why: diagnose the evidence of an incident (its id, the beginning of it, or a directory; default the newest), or summarise a
-trace file. Several incidents, copied from the replicas of a fleet, are merged: intervals are then over replicas."""
+trace file. A closed incident that its service left to the command line gets its profiles as pprof files. Several incidents, copied from
+the replicas of a fleet, are merged: intervals are then over replicas."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +38,12 @@ def run(options: argparse.Namespace) -> int:
         trace = explain_trace(Path(asked))
         emit(options, report.to_json(trace), report.render(trace).rstrip("\n"))
         return 0
-    incident = load_directory(find_incident(options))
+    directory = find_incident(options)
+    incident = load_directory(directory)
     value = document.to_json(incident)
-    emit(options, value, present(incident))
+    added = add_profiles(directory)
+    said = f"\nAdded for pprof, and to the chain of manifests: {', '.join(added)}\n" if added else ""
+    emit(options, value, present(incident) + said)
     return 2 if value["slo"]["broken"] else 0
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from inferscope.capture.bundle import Bundle, list_incidents, verify, write_atomic
 from inferscope.capture.chain import SAFE_NAME, hash_file, manifest_numbers
 from inferscope.cli.asking import whole
+from inferscope.cli.completing import add_profiles
 from inferscope.cli.output import emit, state_argument, state_dir
 from inferscope.errors import EvidenceError, InferscopeError
 from inferscope.pod import safe_name
@@ -255,6 +256,7 @@ def ship(sources: Iterable[Path], target: ToDirectory | ToUrl) -> list[dict[str,
     """Carry each that is not there yet, in that order; one that fails does not hold up the others."""
     rows: list[dict[str, Any]] = []
     for source in sources:
+        add_profiles(source)  # before its root hash is read: the service may have left that to us
         row: dict[str, Any] = {
             "incident": source.name,
             "path": str(source),
