@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
+import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,15 +23,15 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
-def served(app: str, service: str, slo: str, state: Path) -> Iterator[httpx.Client]:
-    """The application under `inferscope run` and uvicorn on a free port."""
+def served(app: str, service: str, slo: str, state: Path, **more: str) -> Iterator[httpx.Client]:
+    """The application under `inferscope run` and uvicorn on a free port; `more` is added to its environment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("INFERSCOPE_")}
     command = [sys.executable, "-m", "inferscope", "run", "--service", service, "--slo", slo, "--"]
     command += [sys.executable, "-m", "uvicorn", app, "--port", str(port), "--log-level", "warning"]
-    server = subprocess.Popen(command, cwd=ROOT, env={**clean, "INFERSCOPE_STATE_DIR": str(state)}, stderr=subprocess.PIPE)
+    server = subprocess.Popen(command, cwd=ROOT, env={**clean, "INFERSCOPE_STATE_DIR": str(state), **more}, stderr=subprocess.PIPE)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
             deadline = time.monotonic() + 60
@@ -104,3 +107,38 @@ def test_a_sentence_embedding_service_finds_and_is_measured(tmp_path: Path) -> N
     assert found[0].json()["text"] == "How do I report a lost or stolen card?"
     assert wrong.status_code == 400
     assert all(f'"{name}"' in shown for name in ("search", "handler", "encode", "tokenize", "forward"))
+
+
+def counterparts():
+    """`benchmarks/_servers.py`, by path: benchmarks are scripts, not a package."""
+    spec = importlib.util.spec_from_file_location("inferscope_example_servers", ROOT / "benchmarks" / "_servers.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.servers
+def test_a_service_in_front_of_triton_decides_and_is_measured(tmp_path: Path) -> None:
+    pytest.importorskip("tritonclient.grpc")
+    servers = counterparts()
+    shutil.copytree(ROOT / "examples" / "triton_client" / "models", tmp_path / "models")
+    model = tmp_path / "models" / "fraud" / "1" / "model.py"
+    text = model.read_text()  # the server out of the wheel does not look at PYTHONPATH, one of NVIDIA's containers has NumPy at hand
+    paths = "import os, sys\nsys.path[:0] = os.environ['PYTHONPATH'].split(':')\n"
+    model.write_text(text.replace("import numpy", paths + "import numpy", 1))
+    try:
+        with (
+            servers.serving(tmp_path / "models", fetch=os.environ.get("SERVERS_FETCH") == "1") as triton,
+            served("examples.triton_client.service:app", "payments", "pay:p99_ms=30", tmp_path / "state", TRITON=triton.grpc) as client,
+        ):
+            at_night = [client.post("/pay", json={"amount": 9000, "hour": 3, "country": "US"}) for _ in range(10)]
+            at_noon = client.post("/pay", json={"amount": 12, "hour": 12, "country": "NL"})
+            wrong = client.post("/pay", json={"amount": "many"})
+            shown = snapshot(tmp_path / "state")
+    except servers.ServerAbsentError as absent:
+        pytest.skip(str(absent))
+    expected = 1 / (1 + math.exp(-(0.8 * math.log1p(9000) - 0.5 * 3 / 24 + 1.5 - 6)))
+    assert at_night[0].json() == {"fraud": pytest.approx(expected, abs=1e-4), "accepted": False}
+    assert at_noon.json()["accepted"]
+    assert wrong.status_code == 400
+    assert all(f'"{name}"' in shown for name in ("pay", "handler", "threadpool", "triton:fraud", "triton.serialize"))
