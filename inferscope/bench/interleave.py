@@ -73,7 +73,7 @@ def until_decided(
         measured: measures one block: of which version, in which pair.
         gates: what to judge.
         pairs: before the first look, at least 20.
-        extend: go on while a metric is undecided; without, the one look may spend all 5 %.
+        extend: go on while a metric is undecided; without, the one look may spend more.
         max_s: no pair starts later than this.
         clock: seconds.
         seed: of the resampling.

@@ -34,7 +34,7 @@ __all__ = [
 LEAST_BLOCKS: Final = 20
 """Fewer blocks say too little about how much blocks differ."""
 REPLICATES: Final = 2000
-_GRID: Final = 512
+_GRID: Final = 1024
 
 
 def _beta(a: float, b: float, x: float) -> float:
@@ -134,7 +134,7 @@ def resampled_quantiles(blocks: Sequence[FloatArray], quantile: float, weights: 
         weights: how often each block counts, shape (replicates, blocks).
 
     Returns:
-        One value for each replicate, to a resolution of 1/512 of the range of ranks that the replicates reach.
+        One value for each replicate, to a resolution of 1/1024 of the range of ranks that the replicates reach.
     """
     pooled = np.sort(np.concatenate(blocks))
     ordered = [np.sort(block) for block in blocks]
@@ -145,13 +145,22 @@ def resampled_quantiles(blocks: Sequence[FloatArray], quantile: float, weights: 
         first = int(pooled.size * max(quantile - reach, 0.0))
         last = max(min(math.ceil(pooled.size * min(quantile + reach, 1.0)), pooled.size) - 1, first)
         grid = pooled[np.unique(np.linspace(first, last, _GRID).astype(np.int64))]
-        below = np.stack([np.searchsorted(block, grid, side="right") for block in ordered]).astype(np.float64)
-        enough = weights @ below >= (quantile * total - 1e-9)[:, None]
-        position = enough.argmax(axis=1)
-        inside = enough[:, -1].all() and (first == 0 or (position > 0).all())
-        if inside or (first == 0 and last == pooled.size - 1):
-            return np.asarray(grid[np.where(enough[:, -1], position, grid.size - 1)], dtype=np.float64)
+        below = np.stack([np.searchsorted(block, grid, side="right") for block in ordered], axis=1).astype(np.float64)
+        position, found = _first_enough(weights, below, quantile * total - 1e-9)
+        if (found and (first == 0 or (position > 0).all())) or (first == 0 and last == pooled.size - 1):
+            return np.asarray(grid[position], dtype=np.float64)
         reach *= 2.0
+
+
+def _first_enough(weights: FloatArray, below: FloatArray, goal: FloatArray) -> tuple[IntArray, bool]:
+    """By bisection, the first row of `below` (grid, blocks) at which each replicate's weighted sum reaches its goal; whether all do."""
+    last = below.shape[0] - 1
+    low, high = np.full(goal.size, -1, dtype=np.int64), np.full(goal.size, last, dtype=np.int64)
+    while (high - low).max() > 1:
+        middle = (low + high + 1) // 2
+        enough = np.einsum("rb,rb->r", weights, below[middle]) >= goal
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return high, bool((weights @ below[-1] >= goal).all())
 
 
 @dataclass(frozen=True, slots=True)

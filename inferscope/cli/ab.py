@@ -65,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pairs", type=quantities.count, default=interleave.LEAST_PAIRS, metavar="N", help="before the first look, at least 20 (20)"
     )
-    parser.add_argument("--no-extend", action="store_true", help="judge once, at --pairs pairs, with all of the 5 %% to spend")
+    parser.add_argument("--no-extend", action="store_true", help="judge once, at --pairs pairs, with a little more of the 5 %% to spend")
     parser.add_argument("--max-time", type=quantities.seconds, default=1800.0, metavar="T", help="no pair starts later (30m)")
     parser.add_argument("--gate", type=quantities.checked(compare.parse_gates), default=compare.parse_gates(compare.GATES), metavar="GATES",
                         help=f"metrics and the difference that does not matter ({compare.GATES})".replace("%", "%%"))  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import re
 
 import numpy as np
 import pytest
 
-from inferscope.bench import compare
+from inferscope.bench import compare, flips
 from inferscope.bench.compare import Block, Gate, judge, parse_gates
 from inferscope.bench.load import LoadPlan, LoadResult
 from inferscope.errors import ConfigurationError
@@ -124,11 +124,39 @@ def far_off(count):
 
 def test_a_few_far_off_blocks_are_no_difference():
     found = judge(*far_off(4), [Gate("p95", 0.05)])[0]
-    assert found.low > 0.05, "the interval alone would have called it regressed"
+    assert found.change > 0.05
+    assert found.low < 0, "four pairs on the same side come about by chance in 2 / 2^4 of all cases"
     assert found.word == "INCONCLUSIVE"
-    chance = float(re.search(r"differ as much in ([0-9.]+) % of all cases", found.why)[1])
-    assert chance == pytest.approx(12.5, abs=4.0)  # four pairs on the same side by chance: 2 / 2^4
     assert judge(*far_off(12), [Gate("p95", 0.05)])[0].word == "REGRESSED"
+
+
+def test_the_interval_excludes_no_difference_exactly_when_chance_is_excluded():
+    """Sums of signed numbers, of which all throws can be counted."""
+    pairs = np.array([0.3, 0.1, -0.2, 0.4, 0.25, 0.15, -0.05, 0.35, 0.2, 0.3, 0.1, 0.45])
+    signs = np.array(list(itertools.product((1.0, -1.0), repeat=pairs.size)))
+    for shift in (0.0, 0.05, 0.1, 0.15):
+        values = pairs - shift
+
+        def thrown(taken_off, values=values):
+            return signs @ (values - taken_off) / values.size
+
+        reach, chance = flips.reach(thrown, 0.95)
+        exact = float((np.abs(thrown(0.0)) >= abs(values.mean()) - 1e-12).mean())
+        assert chance == pytest.approx(exact)
+        assert (reach < abs(values.mean())) == (exact <= 0.05)
+        # The ends of the interval are where an exact test of that change just does not reject it (Fisher's randomisation interval).
+        ends = [end for end in np.linspace(-0.3, 0.6, 901) if (np.abs(thrown(end)) >= abs((values - end).mean()) - 1e-12).mean() > 0.05]
+        assert values.mean() - reach == pytest.approx(ends[0], abs=0.03)
+        assert values.mean() + reach == pytest.approx(ends[-1], abs=0.03)
+
+
+def test_a_coin_is_thrown_for_each_pair():
+    rows = flips.places(20, 0.95, seed=1)
+    assert rows.shape == (2000, 40)
+    assert (rows[0], rows[1000])[0].tolist() == [1.0] * 20 + [0.0] * 20
+    assert (rows[:1000] + rows[1000:] == 1.0).all()  # what one has the other has not
+    assert (rows[:, :20] + rows[:, 20:] == 1.0).all()  # one block of each pair
+    assert flips.places(20, 0.999, seed=1).shape[0] == 10_000  # five throws lie beyond such an interval
 
 
 def test_blocks_that_are_shorter_than_stalls_make_no_verdict():
@@ -157,7 +185,7 @@ def test_a_gate_that_says_nothing_is_refused(text):
 
 
 def test_looking_again_and_again_spends_no_more_than_five_percent():
-    assert compare.look_level(0, 1) == 0.95
+    assert compare.look_level(0, 1) == 0.96
     assert compare.look_level(0) == 0.965
     assert sum(1 - compare.look_level(look) for look in range(30)) <= 0.05 + 1e-9
 
