@@ -6,7 +6,10 @@ while our wrapper is still on top. When somebody patched over us the wrapper sta
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
+import sys
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -21,20 +24,27 @@ _MISSING: Final = object()
 _NAMES: Final = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
+def _own(owner: Any, *, static: bool) -> dict[str, Any]:
+    """The owner's own attributes; of a type of C the dictionary behind the view that Python shows."""
+    view = cast("object", vars(owner))
+    return cast("dict[str, Any]", gc.get_referents(view)[0] if static else view)
+
+
 class Patch:
     """One replaced attribute.
 
     Attributes:
         active: False once undone; a wrapper that could not be removed then calls the original and nothing else.
+        static: Whether the owner is a type of C, whose attributes Python does not set.
     """
 
-    __slots__ = ("active", "name", "original", "owner", "stored", "wrapper")
+    __slots__ = ("active", "name", "original", "owner", "static", "stored", "wrapper")
 
-    def __init__(self, owner: Any, name: str) -> None:
+    def __init__(self, owner: Any, name: str, *, static: bool = False) -> None:
         self.owner = owner
         self.name = name
-        own = cast("dict[str, Any]", vars(owner))
-        self.stored: Any = own.get(name, _MISSING)
+        self.static = static
+        self.stored: Any = _own(owner, static=static).get(name, _MISSING)
         self.original: Any = getattr(owner, name)
         self.wrapper: Any = None
         self.active = True
@@ -42,14 +52,21 @@ class Patch:
     def undo(self) -> bool:
         """Restore the original if our wrapper is still in place; returns whether it was."""
         self.active = False
-        own = cast("dict[str, Any]", vars(self.owner))
-        if own.get(self.name, _MISSING) is not self.wrapper:
+        if _own(self.owner, static=self.static).get(self.name, _MISSING) is not self.wrapper:
             return False
         if self.stored is _MISSING:
             delattr(self.owner, self.name)
         else:
-            setattr(self.owner, self.name, self.stored)
+            self.put(self.stored)
         return True
+
+    def put(self, value: Any) -> None:
+        """Set the attribute; in a type of C behind Python's back, after which the interpreter forgets what it remembered of the type."""
+        if self.static:
+            _own(self.owner, static=True)[self.name] = value
+            ctypes.pythonapi.PyType_Modified(ctypes.py_object(self.owner))
+        else:
+            setattr(self.owner, self.name, value)
 
 
 class Ledger:
@@ -76,7 +93,7 @@ class Ledger:
         Raises:
             IntegrationUnavailableError: The owner is a type of C, which has no attributes to set.
         """
-        if getattr(owner, name, None) is None or any(p.owner is owner and p.name == name for p in self._patches):
+        if self._has(owner, name):
             return False
         patch = Patch(owner, name)
         wrapper = make(patch.original, patch)
@@ -84,11 +101,37 @@ class Ledger:
             functools.update_wrapper(wrapper, patch.original, assigned=_NAMES, updated=())
         patch.wrapper = wrapper
         try:
-            setattr(owner, name, wrapper)
+            patch.put(wrapper)
         except TypeError as error:  # gevent puts types of C in place of the standard library's
             raise IntegrationUnavailableError(f"{owner.__module__}.{owner.__qualname__} is a type that cannot be changed") from error
         self._patches.append(patch)
         return True
+
+    def replace_static(self, owner: type, name: str, make: Callable[[Any, Patch], Callable[..., Any]]) -> bool:
+        """Replace a method that a type of C defines itself (`torch.Stream.synchronize`), whose attributes Python does not set.
+
+        Ordinary methods only: what the interpreter reaches through a slot of the type (`__getitem__`) would not be called.
+
+        Args:
+            owner: The type.
+            name: Of the method.
+            make: As of `replace`.
+
+        Returns:
+            False when the type does not define the method, when it is ours already, or on an interpreter without a GIL.
+        """
+        gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+        if name.startswith("__") or name not in vars(owner) or self._has(owner, name) or not gil():
+            return False
+        patch = Patch(owner, name, static=True)
+        patch.wrapper = make(patch.original, patch)
+        patch.put(patch.wrapper)
+        self._patches.append(patch)
+        return True
+
+    def _has(self, owner: Any, name: str) -> bool:
+        """Whether there is nothing to replace, or it is ours already."""
+        return getattr(owner, name, None) is None or any(p.owner is owner and p.name == name for p in self._patches)
 
     def places(self) -> list[tuple[Any, str]]:
         """Owner and attribute of every patch, in the order in which they were made."""

@@ -42,6 +42,10 @@ Started: TypeAlias = tuple[Any, int, int, float, Any]
 Pending: TypeAlias = tuple[Any, Any, int, bool, int, int, str, Any, float, int, int, int]
 """First and last event, id of the last stream, whether the first was on another, issue, return, name, request, weight, bytes, flags, pin."""
 
+Join: TypeAlias = tuple[int, int, int | None]
+"""Instant, the stream that waits, and the stream that it waits for; None when that is not known."""
+KEPT_JOINS: Final = 256
+
 
 class Counts(NamedTuple):
     """What became of spans, running totals of one device."""
@@ -73,6 +77,7 @@ class Channel:
         done: Whether an event is done, as the harvester asks; a backend may have a better way than torch's.
         proven: Whether a span of this device was read successfully.
         inbox: Pending spans in the order of their last record, for the harvester.
+        joins: Streams that were told to wait for others, for the harvester.
         weight: What one span stands for at the moment.
     """
 
@@ -92,6 +97,7 @@ class Channel:
         self.inbox: deque[Pending] = deque()
         self.pool: deque[Any] = deque()
         self.quarantine: list[Any] = []
+        self.joins: deque[Join] = deque(maxlen=KEPT_JOINS)
         self.weight = 1.0
         self.created = self.recorded = self.delivered = self.drawn_out = self.dropped = self.lost = self.errors = self.refused = (
             self.elsewhere
@@ -111,11 +117,12 @@ class Channel:
 
     # -- the caller's part --------------------------------------------------------------------------------------------------------
 
-    def begin(self, request: Any) -> Started | None:
+    def begin(self, request: Any, stream: Any = None) -> Started | None:
         """Mark the start of work on this thread's current stream; None when this span is not timed.
 
         Args:
             request: The request that it belongs to, or None; all spans of one request are drawn together.
+            stream: Another stream than the current one.
         """
         left = self._left
         if left <= 0 or (self._drawing and not self._drawn(request)):
@@ -124,7 +131,8 @@ class Channel:
             return None
         event = None
         try:
-            stream = self._stream_of(self.index)
+            if stream is None:
+                stream = self._stream_of(self.index)
             if stream.is_capturing():
                 return None
             try:
@@ -142,7 +150,7 @@ class Channel:
         self._left = left - 1
         return event, stream.stream_id, issue, self.weight, request
 
-    def end(self, started: Started, name: str, nbytes: int = 0, flags: int = 0) -> None:
+    def end(self, started: Started, name: str, nbytes: int = 0, flags: int = 0, stream: Any = None) -> None:
         """Mark the end of the work that `begin` started, on the stream that is current now.
 
         Args:
@@ -150,11 +158,13 @@ class Channel:
             name: Label of the span: a stage's name, or `copy:h2d`.
             nbytes: Bytes, for a copy.
             flags: Bits of `types.SpanFlag`.
+            stream: As given to `begin`.
         """
         first, before, issue, weight, request = started
         last = None
         try:
-            stream = self._stream_of(self.index)
+            if stream is None:
+                stream = self._stream_of(self.index)
             if stream.is_capturing():
                 self.pool.append(first)  # recorded outside the capture, so it may be used again
                 return
@@ -175,6 +185,11 @@ class Channel:
         # Only who blocked on the device has time that what the device did may own.
         pin = self._pin(request) if flags & SpanFlag.SYNC and request is not None else 0
         self._tell((first, last, identity, identity != before, issue, returned, name, request, weight, nbytes, flags, pin))
+
+    def joined(self, stream: Any, source: Any) -> None:
+        """Note that `stream` (None: the current one) waits from now on for what `source` holds (None: for an event of an unknown stream)."""
+        waiting = self._stream_of(self.index) if stream is None else stream
+        self.joins.append((self._clock(), waiting.stream_id, None if source is None else source.stream_id))
 
     def abandon(self, started: Started) -> None:
         """Forget a start whose work failed or was none."""

@@ -209,8 +209,7 @@ class Harvester:
                 total += self._slice(device)
         return total
 
-    @staticmethod
-    def _sort(device: _Device) -> None:
+    def _sort(self, device: _Device) -> None:
         inbox = device.channel.inbox
         while inbox:
             entry = inbox.popleft()
@@ -219,6 +218,11 @@ class Harvester:
             if stream is None:
                 stream = device.streams[entry[2]] = _Stream()
             stream.pending.append(entry)
+        joins = device.channel.joins
+        while joins:
+            join = joins.popleft()
+            if self.settler is not None:
+                self.settler.join(str(device.channel.device), join)
 
     @staticmethod
     def _reserve(device: _Device) -> None:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, cast
 
 from inferscope.device.backends import captures
 from inferscope.device.events import timer
-from inferscope.device.settling import WAIT
+from inferscope.device.waits import begin_here, watch
 from inferscope.integration import Integration, record_shape, recorder, stand_in
 from inferscope.slots import slots
-from inferscope.types import SpanFlag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,7 +150,7 @@ class TorchIntegration(Integration):
 
         ledger.replace(torch.nn.Module, "__call__", make)
         _watch_captures(torch, ledger)
-        _watch_synchronisations(torch, ledger)
+        watch(torch, ledger)
 
     def unpatch(self) -> None:
         """Stop naming modules."""
@@ -186,7 +185,8 @@ def _watch_captures(torch: Any, ledger: Ledger) -> None:
         def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
             if _inside.get() or not patch.active or not timer.enabled:  # a forward is timed as a whole
                 return original(self, *args, **kwargs)
-            begun = _begin_here(torch)
+            # From outside, as a whole: events inside a graph would be recorded anew at every replay.
+            begun = begin_here(torch)
             try:
                 return original(self, *args, **kwargs)
             finally:
@@ -201,50 +201,3 @@ def _watch_captures(torch: Any, ledger: Ledger) -> None:
             ledger.replace(graph, "capture_begin", beginning)
             ledger.replace(graph, "capture_end", ending)
             ledger.replace(graph, "replay", replaying)
-
-
-def _watch_synchronisations(torch: Any, ledger: Ledger) -> None:
-    """See a request that waits for the current stream: what the stream did meanwhile owns that time.
-
-    Streams and events of `torch.Stream` and `torch.Event` themselves cannot be seen: these types do not change.
-    """
-    is_compiling = torch.compiler.is_compiling
-
-    def of(current: Callable[[Any], bool]) -> Callable[[Any, Patch], Callable[..., Any]]:
-        def make(original: Any, patch: Patch) -> Callable[..., Any]:
-            def synchronize(*args: Any, **kwargs: Any) -> Any:
-                if is_compiling() or not patch.active or not timer.enabled or not current(args):
-                    return original(*args, **kwargs)
-                request = recorder().current()
-                begun = None if request is None else _begin_here(torch)
-                stage = "" if begun is None else recorder()._stage_of(request) or ""  # noqa: SLF001  (the recorder's word to its friends)
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    if begun is not None:
-                        begun[0].end(begun[1], WAIT + stage, 0, SpanFlag.SYNC)
-
-            return synchronize
-
-        return make
-
-    for where in ("cuda", "accelerator"):
-        module = getattr(torch, where, None)
-        if module is not None:
-            ledger.replace(module, "synchronize", of(lambda _args: True))
-    stream = getattr(torch.cuda, "Stream", None)
-    if isinstance(stream, type):
-        ledger.replace(stream, "synchronize", of(lambda args: bool(args) and args[0] == torch.cuda.current_stream()))
-
-
-def _begin_here(torch: Any) -> tuple[Channel, Started] | None:
-    """Mark a start on the accelerator's current stream. For a replay that is all: a graph is timed from outside, since events inside it would
-    be recorded anew at every replay.
-    """
-    try:
-        accelerator = torch.accelerator.current_accelerator()
-        channel = None if accelerator is None else timer.channel(accelerator)
-        started = None if channel is None else channel.begin(recorder().current())
-    except Exception:  # noqa: BLE001  (the work goes on)
-        return None
-    return None if channel is None or started is None else (channel, started)

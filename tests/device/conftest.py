@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
 
+from inferscope import integration
 from inferscope.device.backends import CaptureWatch
-from inferscope.device.events import DeviceTimer
+from inferscope.device.events import DeviceTimer, timer
 from inferscope.device.harvest import DeviceSpan, Harvester
+from inferscope.device.settling import PATIENCE_NS
+from inferscope.integration import Registry
+from inferscope.record import core
 from inferscope.testing import accelerator
 from inferscope.testing.accelerator import Accelerator
+from inferscope_integrations import copies
+
+MS = 1_000_000
 
 
 @pytest.fixture(scope="session")
@@ -105,3 +114,59 @@ def make_rooms(sim: Accelerator) -> Iterator[Callable[..., Rooms]]:
 @pytest.fixture
 def rooms(make_rooms: Callable[..., Rooms]) -> Rooms:
     return make_rooms()
+
+
+class Serving:
+    """A recorder, the process's own timer and the integrations, all on the device's virtual clock."""
+
+    def __init__(self, sim: Accelerator, recorder: core.Recorder) -> None:
+        import torch
+
+        self.sim, self.recorder = sim, recorder
+        self.registry = Registry()
+        self.registry.instrument(["torch", "copies"])
+        self.harvester = Harvester(timer, recorder)
+        self.harvester.start()
+        value = torch.ones(4).to("sim")
+        for _ in range(3):  # the device proves itself, and its clock becomes known
+            value.cpu()
+            self.harvester.run_once()
+        recorder.drain()
+
+    def settle(self) -> None:
+        """All that the device finished is judged."""
+        import torch
+
+        torch.accelerator.synchronize()
+        self.harvester.run_once()
+        self.sim.advance_ms(PATIENCE_NS / MS)
+        self.harvester.run_once()
+
+    def vectors(self) -> list[dict[str, float]]:
+        """Milliseconds by column of the requests that were handed over; each sums to its wall time."""
+        found = []
+        for record in self.recorder.drain():
+            wall, vector = record[3], struct.unpack(f"{len(record[14]) // 8}q", record[14])
+            assert sum(vector) == wall
+            names = [":".join(filter(None, column)) for column in self.recorder.columns()]
+            found.append({name: ns / MS for name, ns in zip(names, vector, strict=False) if ns})
+        return found
+
+
+@pytest.fixture
+def serving(sim, monkeypatch):
+    sim.configure(call_us=0.3)
+    sim.operator_cost("aten::addmm", 20_000.0)
+    sim.virtual_clock()
+    recorder = core.Recorder(clock=sim.now_ns)
+    recorder.begin_epoch(reservoir=1000)
+    monkeypatch.setattr(core, "default", recorder)
+    monkeypatch.setattr(timer, "clock", sim.now_ns)
+    monkeypatch.setattr(copies, "now_ns", sim.now_ns)
+    monkeypatch.setattr(copies, "_told_until", ContextVar("told_until", default=0))  # earlier tests' clock is ahead of this one
+    made = Serving(sim, recorder)
+    yield made
+    made.harvester.stop()
+    made.registry.uninstrument()
+    made.harvester.after_fork()
+    integration.forget_copies()
