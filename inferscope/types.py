@@ -202,7 +202,7 @@ class ClassWindow:
 
 @dataclass(frozen=True, slots=True)
 class LockSite:
-    """Where holds began that others waited for; running totals."""
+    """Where holds began that others waited for; running totals. `stage` and `request`, `name (class)`, are the holder's."""
 
     lock: str
     site_id: int
@@ -212,18 +212,18 @@ class LockSite:
     waits: int
     wait_ns: int
     longest_hold_ns: int
+    request: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Everything one tick saw."""
+    """Everything one tick saw; `series` are differences over the window, of all but the requests."""
 
     start_ns: int
     end_ns: int
     columns: tuple[Column, ...]
     classes: tuple[ClassWindow, ...]
     series: tuple[Distribution, ...]
-    """Differences over the window of every series but the requests'."""
     records: tuple[RequestRecord, ...]
     counters: Mapping[str, int]
 

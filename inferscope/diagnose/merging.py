@@ -138,6 +138,7 @@ class _Merge:
                     int(site["waits"]),
                     int(site["wait_ns"]),
                     int(site["longest_hold_ns"]),
+                    site.get("request"),
                 )
             )
         for copy in document.get("copies") or ():

@@ -7,7 +7,7 @@ import time
 import types
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from inferscope.record.sites import UNKNOWN, site_of_frame
+from inferscope.record.sites import UNKNOWN, request_label, site_of_frame
 from inferscope.types import SpanFlag
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class InstrumentedAsyncLock:
         if hold is not None and not hold.site_id:
             stage_of = getattr(self._recorder, "_stage_of", None)
             stage = stage_of(hold.request) if stage_of is not None else None
-            hold.site_id = self._recorder._site(self.name, site_of_task(hold.task), stage)  # noqa: SLF001 - both cores offer it to this module
+            hold.site_id = self._recorder._site(self.name, site_of_task(hold.task), stage, request_label(hold.request))  # noqa: SLF001 - both cores offer it to this module
         return hold
 
     def _taken(self, waited_ns: int, root_id: int) -> None:

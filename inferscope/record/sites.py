@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType, FrameType
 
-__all__ = ["UNKNOWN", "site_of_frame", "site_of_thread"]
+__all__ = ["UNKNOWN", "request_label", "site_of_frame", "site_of_thread"]
 
 UNKNOWN: Final = "unknown"
 """The site of a holder whose frame was not read."""
@@ -39,6 +39,14 @@ def _machinery(scope: dict[str, Any]) -> bool:
 def _text(code: CodeType, line: int) -> str:
     name: str = getattr(code, "co_qualname", code.co_name)
     return f"{name} ({code.co_filename.rpartition('/')[2]}:{line})"
+
+
+def request_label(request: Any) -> str | None:
+    """A holder's request as people see it: its name, and its class in brackets. None for what is no open request."""
+    name, cls = getattr(request, "name", None), getattr(request, "cls", None)
+    if not isinstance(name, str) or not getattr(request, "open", False):
+        return None
+    return f"{name} ({cls})" if cls is not None else name
 
 
 def site_of_frame(frame: FrameType | None) -> str:

@@ -77,6 +77,7 @@ async def test_a_waiter_blames_the_holder_and_places_its_wait(recorder, reader, 
     assert site[2].startswith("rebuild_rules (test_async_locks.py:")
     assert site[5] > 5_000_000
     assert site[6] > 5_000_000
+    assert site[7] == "reload"
 
 
 async def test_a_cancelled_wait_counts_nowhere(recorder, reader):

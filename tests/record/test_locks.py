@@ -278,7 +278,7 @@ def test_a_waiter_blames_the_holder_and_places_its_wait(recorder, reader, raw):
     held, release = threading.Event(), threading.Event()
 
     def reload():
-        with recorder.request("reload"), recorder.stage("rebuild"):
+        with recorder.request("reload", cls="nightly"), recorder.stage("rebuild"):
             slow_holder(lock, held, release)
 
     holder = threading.Thread(target=reload)
@@ -296,8 +296,8 @@ def test_a_waiter_blames_the_holder_and_places_its_wait(recorder, reader, raw):
     assert span[6] & SpanFlag.CONTENDED
     assert record.spans[span[5]][4] == recorder.columns().index(("stage", "apply"))
     (site,) = recorder.lock_sites()
-    name, number, where, stage, waits, wait_ns, longest = site
-    assert (name, stage, waits) == ("rules", "rebuild", 1)
+    name, number, where, stage, waits, wait_ns, longest, request = site
+    assert (name, request, stage, waits) == ("rules", "reload (nightly)", "rebuild", 1)
     assert number == span[2] >= 1
     assert where.startswith("slow_holder (test_locks.py:")
     assert wait_ns == vector["lock:rules"]

@@ -78,13 +78,14 @@ def _unnamed(context: Context, share: Share) -> Finding:
 def _finding(context: Context, share: Share) -> Finding:
     lock = share.name.partition(":")[2]
     waits: dict[str, list[int]] = {}
-    stages: dict[str, str] = {}
+    inside: dict[str, dict[tuple[str | None, str | None], int]] = {}
     for row in (row for row in context.horizon.locks if row.lock == lock):
         held = waits.setdefault(row.site, [0, 0, 0])
         held[0] += row.waits
         held[1] += row.wait_ns
         held[2] = max(held[2], row.longest_hold_ns)
-        stages[row.site] = row.stage or ""
+        owners = inside.setdefault(row.site, {})
+        owners[row.request, row.stage] = owners.get((row.request, row.stage), 0) + row.wait_ns
     evidence = [Evidence("wait in a slow request", round(share.tail_ms, 2), "ms")]
     total = sum(held[1] for held in waits.values())
     if not total:
@@ -92,14 +93,14 @@ def _finding(context: Context, share: Share) -> Finding:
     else:
         where = max(waits, key=lambda site: waits[site][1])
         count, wait, longest = waits[where]
-        rooted, stage = 100 * wait / total, stages[where]
-        inside = f" in stage {stage}" if stage else ""
-        claim = f"Slow requests wait {share.tail_ms:.1f} ms for the lock {lock}; {rooted:.0f} % of all waiting began with holds at {where}{inside}."
+        rooted, owner = 100 * wait / total, _owner(*max(inside[where], key=lambda each: inside[where][each]))
+        claim = f"Slow requests wait {share.tail_ms:.1f} ms for the lock {lock}; {rooted:.0f} % of all waiting began with holds at {where}{f' in {owner}' if owner else ''}."
         evidence += [
             Evidence("waiting rooted at this site", round(rooted, 1), "%"),
             Evidence("waits rooted at this site", count, "waits"),
             Evidence("longest hold at this site", round(longest / 1e6, 2), "ms"),
             Evidence("holder's site", where, ""),
+            Evidence("holder's request and stage", owner or "none: no request was open there", ""),
         ]
     texts = Texts(
         where=where,
@@ -109,3 +110,8 @@ def _finding(context: Context, share: Share) -> Finding:
         rollback="Return to doing the work under the lock.",
     )
     return of_share(context, share, "LOCK_CONTENTION", "scheduling", texts, evidence, confidence="high" if total else "medium")
+
+
+def _owner(request: str | None, stage: str | None) -> str:
+    """The holder's request and stage in words; empty when it was in neither."""
+    return ", ".join(part for part in (f"stage {stage}" if stage else "", f"request {request}" if request else "") if part)

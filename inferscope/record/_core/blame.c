@@ -4,7 +4,7 @@
 
 static int next_site_id = 1; /* unique in the process, so that records of several recorders never mix */
 
-static int site_add(Recorder *rec, PyObject *key, PyObject *lock, PyObject *site, PyObject *stage) {
+static int site_add(Recorder *rec, PyObject *key, PyObject *lock, PyObject *site, PyObject *stage, PyObject *request) {
     Site **sites = PyMem_RawRealloc(rec->sites, (size_t)(rec->site_count + 1) * sizeof(Site *));
     if (sites == NULL)
         return -1;
@@ -24,26 +24,37 @@ static int site_add(Recorder *rec, PyObject *key, PyObject *lock, PyObject *site
     s->lock = Py_NewRef(lock);
     s->site = Py_NewRef(site);
     s->stage = Py_XNewRef(stage);
+    s->request = Py_XNewRef(request);
     rec->sites[rec->site_count] = s;
     rec->site_ids[rec->site_count] = next_site_id++;
     return rec->site_count++;
 }
 
 /* Index of a site, made on first use; past the limit everything of a lock goes to its site "other". -1 when memory is short. */
-int site_find(Recorder *rec, PyObject *lock, PyObject *site, PyObject *stage) {
-    PyObject *key = PyTuple_Pack(3, lock, site, stage != NULL ? stage : Py_None);
+int site_find(Recorder *rec, PyObject *lock, PyObject *site, PyObject *stage, PyObject *request) {
+    PyObject *key = PyTuple_Pack(4, lock, site, stage != NULL ? stage : Py_None, request != NULL ? request : Py_None);
     PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(rec->site_index, key);
     int index = -1;
     if (found != NULL)
         index = (int)PyLong_AsLong(found);
     else if (key != NULL && rec->site_count < SITE_LIMIT)
-        index = site_add(rec, key, lock, site, stage);
+        index = site_add(rec, key, lock, site, stage, request);
     else if (key != NULL && site != str_other)
-        index = site_find(rec, lock, str_other, NULL);
+        index = site_find(rec, lock, str_other, NULL, NULL);
     else if (key != NULL && rec->site_count < SITE_LIMIT + SERIES_LIMIT)
-        index = site_add(rec, key, lock, site, stage);
+        index = site_add(rec, key, lock, site, stage, request);
     Py_XDECREF(key);
     PyErr_Clear();
+    return index;
+}
+
+/* A site where a holder's request and stage are known, with the request as people see it: its name, and its class in brackets. */
+int site_of_holder(Recorder *rec, PyObject *lock, PyObject *site, const Def *stage, const Class *c) {
+    PyObject *request = NULL;
+    if (c != NULL)
+        request = c->cls != NULL ? PyUnicode_FromFormat("%U (%U)", c->request, c->cls) : Py_NewRef(c->request);
+    int index = site_find(rec, lock, site, stage != NULL ? stage->name : NULL, request);
+    Py_XDECREF(request);
     return index;
 }
 
@@ -72,8 +83,8 @@ static int is_ours(PyFrameObject *frame) {
 #define POSITION(frame) PyFrame_GetLineNumber(frame)
 #endif
 
-static SiteCache *cached_site(Recorder *rec, PyObject *lock, PyCodeObject *code, int position, const Def *stage) {
-    uintptr_t hash = ((uintptr_t)code >> 5) ^ ((uintptr_t)lock >> 4) ^ ((uintptr_t)stage >> 4) ^ (uintptr_t)position;
+static SiteCache *cached_site(Recorder *rec, PyObject *lock, PyCodeObject *code, int position, const Def *stage, const Class *c) {
+    uintptr_t hash = ((uintptr_t)code >> 5) ^ ((uintptr_t)lock >> 4) ^ ((uintptr_t)stage >> 4) ^ ((uintptr_t)c >> 6) ^ (uintptr_t)position;
     return &rec->site_cache[hash % SITE_CACHE];
 }
 
@@ -102,7 +113,7 @@ static PyObject *describe(PyFrameObject *frame) {
 }
 
 /* The site where thread `ident` is now: what sys._current_frames() tells, for one thread. The GIL keeps that thread still. */
-static int site_of_stack(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage) {
+static int site_of_stack(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage, const Class *c) {
     PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
     while (t != NULL && t->thread_id != ident)
         t = PyThreadState_Next(t);
@@ -111,16 +122,18 @@ static int site_of_stack(Recorder *rec, PyObject *lock, unsigned long ident, con
         return -1;
     PyCodeObject *code = PyFrame_GetCode(frame);
     int position = POSITION(frame);
-    SiteCache *cached = cached_site(rec, lock, code, position, stage);
+    SiteCache *cached = cached_site(rec, lock, code, position, stage, c);
     int index = cached->site;
-    if (cached->lock != lock || cached->code != (PyObject *)code || cached->stage != stage || cached->position != position) {
+    if (cached->lock != lock || cached->code != (PyObject *)code || cached->stage != stage || cached->class_ != c ||
+        cached->position != position) {
         PyObject *text = describe(frame);
-        index = text == NULL ? -1 : site_find(rec, lock, text, stage != NULL ? stage->name : NULL);
+        index = text == NULL ? -1 : site_of_holder(rec, lock, text, stage, c);
         Py_XDECREF(text);
         if (index >= 0 && !is_ours(frame)) { /* below a frame of ours lies a caller that may be another one next time */
             Py_XSETREF(cached->lock, Py_NewRef(lock));
             Py_XSETREF(cached->code, Py_NewRef((PyObject *)code));
             cached->stage = stage;
+            cached->class_ = c;
             cached->position = position;
             cached->site = index;
         }
@@ -131,9 +144,9 @@ static int site_of_stack(Recorder *rec, PyObject *lock, unsigned long ident, con
     return index;
 }
 
-int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage) {
+int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage, const Class *c) {
     int collecting = PyGC_Disable(); /* what a collection frees can run Python code, which lets go of the GIL and lets that thread move */
-    int index = site_of_stack(rec, lock, ident, stage);
+    int index = site_of_stack(rec, lock, ident, stage, c);
     if (collecting)
         PyGC_Enable();
     return index;
@@ -215,6 +228,7 @@ void sites_free(Recorder *rec) {
         Py_DECREF(rec->sites[i]->lock);
         Py_DECREF(rec->sites[i]->site);
         Py_XDECREF(rec->sites[i]->stage);
+        Py_XDECREF(rec->sites[i]->request);
         PyMem_RawFree(rec->sites[i]);
     }
     PyMem_RawFree(rec->sites);
@@ -229,8 +243,9 @@ PyObject *sites_list(Recorder *rec) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && i < rec->site_count; i++) {
         const Site *s = rec->sites[i];
-        PyObject *item = Py_BuildValue("(OiOOLLL)", s->lock, rec->site_ids[i], s->site, s->stage != NULL ? s->stage : Py_None,
-                                       (long long)s->waits, (long long)s->wait_ns, (long long)s->longest_hold_ns);
+        PyObject *item = Py_BuildValue("(OiOOLLLO)", s->lock, rec->site_ids[i], s->site, s->stage != NULL ? s->stage : Py_None,
+                                       (long long)s->waits, (long long)s->wait_ns, (long long)s->longest_hold_ns,
+                                       s->request != NULL ? s->request : Py_None);
         if (item == NULL || PyList_Append(list, item) < 0)
             Py_CLEAR(list);
         Py_XDECREF(item);

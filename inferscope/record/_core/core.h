@@ -128,7 +128,7 @@ typedef struct {
 
 /* Where a hold began that others waited for. */
 typedef struct {
-    PyObject *lock, *site, *stage; /* stage: NULL for None */
+    PyObject *lock, *site, *stage, *request; /* of the holder, NULL for None */
     int64_t waits, wait_ns, longest_hold_ns;
 } Site;
 
@@ -180,6 +180,7 @@ typedef struct {
 typedef struct {
     PyObject *lock, *code; /* strong */
     const Def *stage;
+    const Class *class_;
     int position, site;
 } SiteCache;
 
@@ -218,7 +219,7 @@ struct Recorder {
     int *site_ids;
     int site_count;
     SiteCache site_cache[SITE_CACHE];
-    PyObject *site_index; /* {(lock, site, stage): index into sites} */
+    PyObject *site_index; /* {(lock, site, stage, request): index into sites} */
     PyObject *weakrefs;
     Pin **pins;
     int pin_count;
@@ -398,8 +399,9 @@ PyObject *wrap_result(PyTypeObject *type, PyObject *owner, PyObject *inner);
 
 /* lock.c, blame.c */
 PyObject *lock_new(Recorder *rec, PyObject *name, PyObject *wrapped);
-int site_find(Recorder *rec, PyObject *lock, PyObject *site, PyObject *stage); /* index, or -1 */
-int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage);
+int site_find(Recorder *rec, PyObject *lock, PyObject *site, PyObject *stage, PyObject *request);
+int site_of_holder(Recorder *rec, PyObject *lock, PyObject *site, const Def *stage, const Class *c); /* index, or -1 */
+int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage, const Class *c);
 int site_by_id(Recorder *rec, int64_t id);
 PyObject *thread_within(unsigned long ident, PyObject *wanted);
 void site_blame(Recorder *rec, int index, int64_t wait_ns, int64_t hold_ns);

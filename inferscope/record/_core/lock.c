@@ -33,6 +33,7 @@ typedef struct {
     int64_t since, waited;
     int waited_root, site;
     const Def *stage;
+    const Class *class_;
     uint32_t sequence;
     int64_t last_peek;
     struct {
@@ -43,11 +44,13 @@ typedef struct {
 
 static PyObject *false_args = NULL; /* (False,) */
 
-static const Def *stage_now(Recorder *rec) {
-    Request *r = request_current(rec);
-    const Def *stage = r != NULL && r->open ? r->top->def : NULL; /* the root frame has none */
+/* The stage and the request that the holder is in, if any. */
+static void note_holder(Lock *l) {
+    Request *r = request_current(l->rec);
+    int open = r != NULL && r->open;
+    l->stage = open ? r->top->def : NULL; /* the root frame has none */
+    l->class_ = open ? r->class_ : NULL;
     Py_XDECREF((PyObject *)r);
-    return stage;
 }
 
 static void hold_begin(Lock *l, int64_t since, int64_t waited, int root) {
@@ -61,7 +64,7 @@ static void hold_begin(Lock *l, int64_t since, int64_t waited, int root) {
     l->waited = waited;
     l->waited_root = root;
     l->site = -1;
-    l->stage = stage_now(l->rec);
+    note_holder(l);
     l->sequence++;
     l->holder = me;
     if (UNLIKELY(l->permits != NULL) && l->permit_count < PERMITS)
@@ -135,10 +138,10 @@ static Wait wait_begin(Lock *l) {
     } else if (l->site < 0) {
         if (w.start - l->last_peek >= PEEK_EVERY_NS) {
             l->last_peek = w.start;
-            l->site = site_of_thread(l->rec, l->name, l->holder, l->stage);
+            l->site = site_of_thread(l->rec, l->name, l->holder, l->stage, l->class_);
         }
         if (l->site < 0)
-            l->site = site_find(l->rec, l->name, str_unknown, l->stage != NULL ? l->stage->name : NULL);
+            l->site = site_of_holder(l->rec, l->name, str_unknown, l->stage, l->class_);
         w.site = l->site;
     }
     return w;
@@ -151,7 +154,7 @@ static void wait_end(Lock *l, const Wait *w) {
     if (l->recent[w->sequence % RECENT_HOLDS].sequence == w->sequence)
         root = l->recent[w->sequence % RECENT_HOLDS].root;
     if (root < 0)
-        root = site_find(rec, l->name, str_unknown, NULL);
+        root = site_find(rec, l->name, str_unknown, NULL, NULL);
     if (root >= 0)
         site_blame(rec, root, now - w->start, 0);
     Request *r = request_current(rec);

@@ -192,7 +192,7 @@ PyMethodDef reader_methods[] = {
     {"begin_epoch", (PyCFunction)(void (*)(void))reader_begin_epoch, METH_VARARGS | METH_KEYWORDS,
      "begin_epoch($self, /, *, breaching=2048, reservoir=64, slowest=32)\n--\n\nReset the retention budgets."},
     {"lock_sites", reader_lock_sites, METH_NOARGS,
-     "lock_sites($self, /)\n--\n\n(lock, site_id, site, stage, waits, wait_ns, longest_hold_ns) of each root site."},
+     "lock_sites($self, /)\n--\n\n(lock, site_id, site, stage, waits, wait_ns, longest_hold_ns, request) of each root site."},
     {"_stack", (PyCFunction)(void (*)(void))reader_stack, METH_FASTCALL,
      "_stack($self, ident, depth, /)\n--\n\n(function, file, line) of a thread's frames, innermost first; None without such a thread."},
     {"_open", reader_open, METH_NOARGS, "_open($self, /)\n--\n\n(id, name, stage, start_ns, thread, carrier, itself) of each open request."},

@@ -201,14 +201,14 @@ static PyObject *recorder_after_fork(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* _site(lock, site, stage) -> id and _blame(id, wait_ns, hold_ns): for locks that are instrumented in Python. */
+/* _site(lock, site, stage, request) -> id and _blame(id, wait_ns, hold_ns): for locks that are instrumented in Python. */
 static PyObject *recorder_site(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     Recorder *rec = (Recorder *)self;
-    if (nargs != 3) {
-        PyErr_SetString(PyExc_TypeError, "_site() takes lock, site and stage");
+    if (nargs != 4) {
+        PyErr_SetString(PyExc_TypeError, "_site() takes lock, site, stage and request");
         return NULL;
     }
-    int index = site_find(rec, args[0], args[1], args[2] == Py_None ? NULL : args[2]);
+    int index = site_find(rec, args[0], args[1], args[2] == Py_None ? NULL : args[2], args[3] == Py_None ? NULL : args[3]);
     return PyLong_FromLong(index < 0 ? 0 : rec->site_ids[index]);
 }
 
@@ -303,7 +303,7 @@ static PyMethodDef recorder_methods[] = {
      "_record_values($self, kind, name, values, /)\n--\n\nRecord an int64 buffer in a series; returns the ns it took."},
     {"_check_clock", recorder_check_clock, METH_O, "_check_clock($self, path, /)\n--\n\nLook at the kernel's clocksource there; drain() does."},
     {"_read_clock", recorder_read_clock, METH_O, "_read_clock($self, times, /)\n--\n\nCPU time of so many clock readings, ns."},
-    {"_site", (PyCFunction)(void (*)(void))recorder_site, METH_FASTCALL, "_site($self, lock, site, stage, /)\n--\n\nId of a lock site."},
+    {"_site", (PyCFunction)(void (*)(void))recorder_site, METH_FASTCALL, "_site($self, lock, site, stage, request, /)\n--\n\nId of a lock site."},
     {"_blame", (PyCFunction)(void (*)(void))recorder_blame, METH_FASTCALL,
      "_blame($self, site_id, wait_ns, hold_ns, /)\n--\n\nCharge a wait to a site; a negative wait only updates its longest hold."},
     {NULL, NULL, 0, NULL},

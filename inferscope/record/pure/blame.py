@@ -18,13 +18,14 @@ _PAUSE_NS: Final = 100_000
 class _Site:
     """Running totals of one site."""
 
-    __slots__ = ("id", "lock", "longest_hold_ns", "site", "stage", "wait_ns", "waits")
+    __slots__ = ("id", "lock", "longest_hold_ns", "request", "site", "stage", "wait_ns", "waits")
 
-    def __init__(self, number: int, lock: str, site: str, stage: str | None) -> None:
+    def __init__(self, number: int, lock: str, site: str, stage: str | None, request: str | None) -> None:
         self.id = number
         self.lock = lock
         self.site = site
         self.stage = stage
+        self.request = request
         self.clear()
 
     def clear(self) -> None:
@@ -36,17 +37,17 @@ class Sites:
 
     def __init__(self) -> None:
         self._sites: list[_Site] = []
-        self._known: dict[tuple[str, str, str | None], _Site] = {}
+        self._known: dict[tuple[str, str, str | None, str | None], _Site] = {}
         self._read_ns = -_PAUSE_NS
 
-    def find(self, lock: str, site: str, stage: str | None) -> int:
+    def find(self, lock: str, site: str, stage: str | None, request: str | None) -> int:
         """The id of a site, made on first use; beyond 1024 a lock's further sites are one, `other`."""
-        key = (lock, site, stage)
+        key = (lock, site, stage, request)
         known = self._known.get(key)
         if known is None:
             if len(self._sites) >= _LIMIT and site != "other":
-                return self.find(lock, "other", None)
-            known = self._known.setdefault(key, _Site(0, lock, site, stage))
+                return self.find(lock, "other", None, None)
+            known = self._known.setdefault(key, _Site(0, lock, site, stage, request))
             if not known.id:
                 self._sites.append(known)
                 known.id = len(self._sites)
@@ -73,9 +74,9 @@ class Sites:
         self._read_ns = now_ns
         return site_of_thread(ident)
 
-    def rows(self) -> list[tuple[str, int, str, str | None, int, int, int]]:
-        """Lock, id, site, stage, waits, summed wait and longest hold of each site."""
-        return [(s.lock, s.id, s.site, s.stage, s.waits, s.wait_ns, s.longest_hold_ns) for s in tuple(self._sites)]
+    def rows(self) -> list[tuple[str, int, str, str | None, int, int, int, str | None]]:
+        """Lock, id, site, stage, waits, summed wait, longest hold and request of each site."""
+        return [(s.lock, s.id, s.site, s.stage, s.waits, s.wait_ns, s.longest_hold_ns, s.request) for s in tuple(self._sites)]
 
     def clear(self) -> None:
         """Set all totals to 0; ids stay."""

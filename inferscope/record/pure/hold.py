@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.record.pure.blame import Hold, stage_of
 from inferscope.record.pure.histogram import HIGHEST_NS
+from inferscope.record.sites import request_label
 from inferscope.types import SpanFlag
 
 if TYPE_CHECKING:
@@ -159,8 +160,8 @@ class Holds:
         watched, holder = self.watched, self.holder
         if holder and watched is None:
             sites = self.recorder.sites
-            stage, waited, root = stage_of(self.request), self.waited_ns, self.root_id
-            watched = Hold(sites.find(self.name, sites.where(holder, now_ns), stage), waited, root)
+            stage, request, waited, root = stage_of(self.request), request_label(self.request), self.waited_ns, self.root_id
+            watched = Hold(sites.find(self.name, sites.where(holder, now_ns), stage, request), waited, root)
             if self.holder == holder:
                 self.watched = watched
         return watched

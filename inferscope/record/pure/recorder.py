@@ -107,13 +107,13 @@ class Recorder(Shared):
             self.failed()
             return lock
 
-    def lock_sites(self) -> list[tuple[str, int, str, str | None, int, int, int]]:
-        """Lock, site id, site, holder's stage, waits, summed wait and longest hold in ns, where holds began that others waited for."""
+    def lock_sites(self) -> list[tuple[str, int, str, str | None, int, int, int, str | None]]:
+        """Lock, site id, site, holder's stage, waits, summed wait and longest hold in ns, holder's request: where holds began that others waited for."""
         return self.sites.rows()
 
-    def _site(self, lock: str, site: str, stage: str | None) -> int:
+    def _site(self, lock: str, site: str, stage: str | None, request: str | None) -> int:
         """The id of a site, for locks written in Python over either core."""
-        return self.sites.find(lock, site, stage)
+        return self.sites.find(lock, site, stage, request)
 
     def _blame(self, site_id: int, wait_ns: int, hold_ns: int = 0) -> None:
         """Add a wait (none when below 0) and a hold to a site, for locks written in Python over either core."""
