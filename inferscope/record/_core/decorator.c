@@ -240,6 +240,21 @@ static PyObject *decorated_repr(PyObject *self) {
     return PyObject_Repr(((Decorated *)self)->func);
 }
 
+/* A stand-in equals what it stands for: torch keeps tables that are keyed by its functions, some built before and some after. */
+static Py_hash_t decorated_hash(PyObject *self) {
+    Decorated *d = (Decorated *)self;
+    return d->extra != NULL ? PyObject_Hash(d->func) : (Py_hash_t)((uintptr_t)self >> 4);
+}
+
+static PyObject *decorated_compare(PyObject *self, PyObject *other, int op) {
+    Decorated *d = (Decorated *)self;
+    if (d->extra == NULL || (op != Py_EQ && op != Py_NE))
+        Py_RETURN_NOTIMPLEMENTED;
+    if (Py_TYPE(other) == Py_TYPE(self) && ((Decorated *)other)->extra != NULL)
+        other = ((Decorated *)other)->func;
+    return PyObject_RichCompare(d->func, other, op);
+}
+
 /* What a stand-in becomes: the method itself, which a method of a C type says how to find, and a function through its own name. */
 static PyObject *stand_in_reduce(PyObject *func) {
     if (Py_IS_TYPE(func, &PyMethodDescr_Type))
@@ -283,6 +298,8 @@ PyTypeObject Decorated_Type = {
     .tp_setattro = decorated_setattro,
     .tp_descr_get = decorated_get,
     .tp_repr = decorated_repr,
+    .tp_hash = decorated_hash,
+    .tp_richcompare = decorated_compare,
     .tp_weaklistoffset = offsetof(Decorated, weakrefs),
     .tp_methods = decorated_methods,
     .tp_getset = decorated_getset,

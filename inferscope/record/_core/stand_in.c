@@ -2,8 +2,8 @@
  *
  * A stand-in passes for the method as a decorated function passes for the function that it wraps, to torch.compile too: dynamo reads
  * `_torchdynamo_inline` and traces the method itself. `forward` opens a stage around the outermost call of a module; `move` looks at what
- * `Tensor.to` and its like return, and tells of a copy when that lies elsewhere; `read` hands a call on to `slow`, which is Python, only when
- * its tensor lies on a device; `call` always does. Whatever needs the device's clock runs in `slow`.
+ * `Tensor.to` and its like return, and tells of a copy when that lies elsewhere; `make` tells when what `torch.tensor` made lies on a device; `read`
+ * hands a call on to `slow`, which is Python, only when its tensor lies on a device; `call` always does. Whatever needs the device's clock runs in `slow`.
  */
 #include "wrapper.h"
 
@@ -136,6 +136,21 @@ static PyObject *call_read(PyObject *self, PyObject *const *args, size_t nargsf,
     return PyObject_Vectorcall(here ? d->func : extra(d, SLOW), args, nargsf, kwnames);
 }
 
+static PyObject *call_make(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Decorated *d = (Decorated *)self;
+    if (UNLIKELY(!d->rec->enabled))
+        return PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    if (UNLIKELY(says(extra(d, TIMER), str_enabled)))
+        return PyObject_Vectorcall(extra(d, SLOW), args, nargsf, kwnames);
+    int64_t began = rec_now(d->rec);
+    PyObject *result = PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    if (result == NULL || LIKELY(says(result, str_is_cpu)))
+        return result;
+    if (says(extra(d, PATCH), str_active) && tell(d, began, result, args, PyVectorcall_NARGS(nargsf), kwnames) < 0)
+        Py_CLEAR(result);
+    return result;
+}
+
 static PyObject *call_slow(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     Decorated *d = (Decorated *)self;
     return PyObject_Vectorcall(LIKELY(d->rec->enabled) ? extra(d, SLOW) : d->func, args, nargsf, kwnames);
@@ -145,7 +160,7 @@ static vectorcallfunc kind_of(PyObject *kind) {
     static const struct {
         const char *name;
         vectorcallfunc call;
-    } kinds[] = {{"forward", call_forward}, {"move", call_move}, {"read", call_read}, {"call", call_slow}};
+    } kinds[] = {{"forward", call_forward}, {"move", call_move}, {"read", call_read}, {"make", call_make}, {"call", call_slow}};
     for (size_t i = 0; PyUnicode_Check(kind) && i < sizeof kinds / sizeof *kinds; i++)
         if (PyUnicode_CompareWithASCIIString(kind, kinds[i].name) == 0)
             return kinds[i].call;
@@ -156,7 +171,7 @@ static vectorcallfunc kind_of(PyObject *kind) {
 static PyObject *recorder_stand_in(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     vectorcallfunc call = nargs == 3 ? kind_of(args[0]) : NULL;
     if (call == NULL || !PyTuple_CheckExact(args[2]) || PyTuple_GET_SIZE(args[2]) != EXTRAS || !PyDict_CheckExact(PyTuple_GET_ITEM(args[2], NAMES))) {
-        PyErr_SetString(PyExc_TypeError, "_stand_in() takes 'forward', 'move', 'read' or 'call', a method and a tuple of seven");
+        PyErr_SetString(PyExc_TypeError, "_stand_in() takes 'forward', 'move', 'read', 'make' or 'call', a method and a tuple of seven");
         return NULL;
     }
     return decorated_new((Recorder *)self, args[1], args[1], args[2], call);
