@@ -15,6 +15,8 @@ from inferscope.record.core import Recorder
 OBJECTIVE_NS = 20_000_000
 STAGES = ("parse", "model", "rules", "copy")
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
+TICK = 200
+"""Requests between two ticks where sizes are sampled: a second of 200 a second."""
 
 
 @dataclass
@@ -25,6 +27,8 @@ class Replica:
     """Nanoseconds by request and stage."""
     scale: int = 5
     cls: str | None = None
+    sizes: np.ndarray | None = None
+    """Of each request."""
 
     @property
     def wall(self):
@@ -51,9 +55,9 @@ _recorded = {}
 
 def record(replica, points):
     """Batches of running totals, as `points` exports of the replica would have them; the same requests are recorded once."""
-    key = id(replica.columns), points, replica.cls
+    key = id(replica.columns), points, replica.cls, id(replica.sizes)
     if key not in _recorded:
-        _recorded[key] = replica.columns, list(_record(replica, points))
+        _recorded[key] = replica, list(_record(replica, points))  # the replica too: what is gone might share its id with another
     return _recorded[key][1]
 
 
@@ -63,13 +67,17 @@ def _record(replica, points):
     recorder.set_edges("score", [OBJECTIVE_NS])
     aggregator, bands = Aggregator(recorder, clock=lambda: now[0]), Bands()
     request, stages = recorder.request, [recorder.stage(name) for name in STAGES]
-    for part in np.array_split(replica.columns, points):
-        for row in part.tolist():
-            with request("score", cls=replica.cls):
-                for stage, spent in zip(stages, row, strict=True):
-                    with stage:
-                        now[0] += spent
-        bands.add(aggregator.tick(now[0]))
+    sizes = np.full(len(replica.columns), np.nan) if replica.sizes is None else replica.sizes
+    apart = len(replica.columns) if replica.sizes is None else TICK
+    for part, large in zip(np.array_split(replica.columns, points), np.array_split(sizes, points), strict=True):
+        for start in range(0, len(part), apart):
+            rows, tokens = part[start : start + apart].tolist(), large[start : start + apart].tolist()
+            for row, size in zip(rows, tokens, strict=True):
+                with request("score", cls=replica.cls, size=None if size != size else size):
+                    for stage, spent in zip(stages, row, strict=True):
+                        with stage:
+                            now[0] += spent
+            bands.add(aggregator.tick(now[0]))
         totals = request_totals(aggregator.totals(), [Objective("score-p99", "score", OBJECTIVE_NS, 0.99)])
         yield aggregator.cumulative(), totals + bands.totals()
 

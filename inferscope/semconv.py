@@ -28,6 +28,8 @@ SLO_TARGET: Final = "inferscope.slo.target"
 PROFILED: Final = "inferscope.profiled"
 BAND_TIME: Final = "inferscope.band.time"
 BAND_REQUESTS: Final = "inferscope.band.requests"
+BAND_SIZES: Final = "inferscope.band.sizes"
+BAND_SIZES_SQUARED: Final = "inferscope.band.sizes.squared"
 CAPTURES: Final = "inferscope.captures"
 CAPTURE_STALL: Final = "inferscope.capture.stall"
 SELF_DROPPED: Final = "inferscope.self.dropped"
@@ -52,6 +54,8 @@ UNITS: Final[dict[str, str]] = {
     PROFILED: "{request}",
     BAND_TIME: "s",
     BAND_REQUESTS: "{request}",
+    BAND_SIZES: "{request}",
+    BAND_SIZES_SQUARED: "1",
     CAPTURES: "{capture}",
     CAPTURE_STALL: "s",
     SELF_DROPPED: "{record}",
@@ -67,6 +71,7 @@ ATTR_CLASS: Final = "inferscope.class"
 ATTR_STAGE: Final = "inferscope.stage"
 ATTR_CLOCK: Final = "inferscope.clock"
 ATTR_BAND: Final = "inferscope.band"
+ATTR_SIZE: Final = "inferscope.size"
 ATTR_TAIL: Final = "inferscope.tail"
 ATTR_LOCK: Final = "inferscope.lock"
 ATTR_QUEUE: Final = "inferscope.queue"

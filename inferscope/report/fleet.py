@@ -89,25 +89,38 @@ def comparison_text(found: Sequence[Comparison], values: tuple[str, str], notes:
     """Two versions beside each other."""
     lines: list[str] = []
     for each in found:
+        sizes = "" if each.sizes is None else f", {each.sizes} sizes"
         lines.append(
             f"{each.service}: {each.request}, {words.count(each.requests[0])} requests of {values[0]}, "
-            f"{words.count(each.requests[1])} of {values[1]}, {each.classes} classes in both"
+            f"{words.count(each.requests[1])} of {values[1]}, {each.classes} classes{sizes} in both"
         )
         for quantile, (first, second) in each.adjusted_ms.items():
-            raw = each.raw_ms[quantile]
+            raw, around = each.raw_ms[quantile], each.change[quantile]
+            interval = "" if around is None else f"[{100 * around[0]:+.1f}, {100 * around[1]:+.1f}]"
             lines.append(
                 f"  {_name(quantile):<6} {words.milliseconds(first):>10} -> {words.milliseconds(second):>10}  {_change(first, second):>8}"
-                f"   as served: {words.milliseconds(raw[0])} -> {words.milliseconds(raw[1])}"
+                f" {interval:<16} as served: {words.milliseconds(raw[0])} -> {words.milliseconds(raw[1])}  {_change(*raw)}"
             )
         lines += [f"  above {name}: {100 * a:.3g} % -> {100 * b:.3g} %" for name, (a, b) in each.shares.items()]
-        first, second = each.items
-        if first and second and abs(second / first - 1) > _DIFFERENT:
-            lines.append(f"  items a request {first:.3g} -> {second:.3g}: sizes differ, and the classes do not tell them apart")
-        if any(each.left_out):
-            lines.append(f"  left out, served by one version only: {each.left_out[0]} and {each.left_out[1]} requests")
-        lines.append("")
-    about = "Same interval, every class weighted by its part in both versions together; sizes are told apart as far as request(cls=…) does."
+        lines += _apart(each)
+    about = (
+        "Same interval, every class and size weighted by its part in both versions together; in brackets 95 % of redrawn counts and sizes."
+    )
     return "\n".join([*lines, *(f"Note: {each}" for each in notes), about, f"From {origin}."])
+
+
+def _apart(each: Comparison) -> Iterator[str]:
+    """What the adjustment could not tell apart, or had to leave out."""
+    first, second = each.items
+    if each.sizes is None:
+        yield "  sizes are not told apart: request(size=…) with configure(export_bands=True) in both versions, or request(cls=…), does that"
+        if first and second and abs(second / first - 1) > _DIFFERENT:
+            yield f"  items a request {first:.3g} -> {second:.3g}: sizes differ"
+    if any(each.left_out):
+        yield f"  left out, served by one version only: {each.left_out[0]} and {each.left_out[1]} requests"
+    if any(each.size_left_out):
+        yield f"  left out, of sizes that one version only had: about {each.size_left_out[0]} and {each.size_left_out[1]} requests"
+    yield ""
 
 
 def _change(first: float | None, second: float | None) -> str:
@@ -126,7 +139,10 @@ def comparison_json(found: Sequence[Comparison]) -> list[dict[str, Any]]:
             "left_out": list(each.left_out),
             "raw_ms": {_name(q): list(pair) for q, pair in each.raw_ms.items()},
             "adjusted_ms": {_name(q): list(pair) for q, pair in each.adjusted_ms.items()},
+            "change": {_name(q): None if pair is None else list(pair) for q, pair in each.change.items()},
             "shares": {name: list(pair) for name, pair in each.shares.items()},
+            "sizes": each.sizes,
+            "size_left_out": list(each.size_left_out),
         }
         for each in found
     ]

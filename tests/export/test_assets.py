@@ -16,6 +16,7 @@ from inferscope.settings import KEYS
 yaml = pytest.importorskip("yaml")
 ASSETS = Path(__file__).parents[2] / "integrations"
 COUNTERS = {semconv.REQUESTS, semconv.ITEMS, semconv.SLO_VIOLATIONS, semconv.PROFILED, semconv.COPY_IO, semconv.CAPTURES}
+COUNTERS |= {semconv.BAND_SIZES, semconv.BAND_SIZES_SQUARED}
 COUNTERS |= {semconv.BAND_TIME, semconv.BAND_REQUESTS, semconv.SELF_DROPPED, semconv.SELF_ERRORS, semconv.SELF_OVERHEAD}
 HISTOGRAMS = {name for name in semconv.UNITS if name.endswith((".duration", ".pause"))}
 EXPORTED = {metric_name(name, counter=name in COUNTERS) for name in semconv.UNITS}

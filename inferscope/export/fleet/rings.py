@@ -35,6 +35,8 @@ _WANTED: Final = frozenset(
         semconv.SLO_TARGET,
         semconv.BAND_TIME,
         semconv.BAND_REQUESTS,
+        semconv.BAND_SIZES,
+        semconv.BAND_SIZES_SQUARED,
     }
 )
 

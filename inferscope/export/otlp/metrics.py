@@ -26,7 +26,7 @@ __all__ = ["DeltaTracker", "ExportBatch", "SeriesBuilder", "class_attributes", "
 FOLD_NS: Final = 300 * 1_000_000_000
 """Delta windows that failed are folded into the next for at most this long."""
 
-_OWN_CAP: Final = frozenset({semconv.BAND_TIME, semconv.BAND_REQUESTS})
+_OWN_CAP: Final = frozenset({semconv.BAND_TIME, semconv.BAND_REQUESTS, semconv.BAND_SIZES, semconv.BAND_SIZES_SQUARED})
 """Asked for on purpose and bounded where they are made (`bands.SERIES_LIMIT`)."""
 _OVERFLOW: Final[Attributes] = ((semconv.ATTR_OVERFLOW, True),)
 
