@@ -20,7 +20,7 @@ define selected
   if [ $$status -eq 5 ]; then echo "make $@: no test was selected, so nothing was checked" >&2; fi; exit $$status; }
 endef
 
-.PHONY: help venv native demo demo-seeds test check format docs bench faults soak soak-capture test-backends test-integrations wheels clean
+.PHONY: help venv native demo demo-seeds test check format docs bench faults soak soak-capture test-backends test-integrations test-frameworks wheels clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ test-backends: venv ## fetch receivers and databases of other projects into buil
 
 test-integrations: venv ## integrations against real libraries and servers, fetched into build; skips what cannot be had
 	@python="$$($(BIN)/python benchmarks/_servers.py)"; SERVERS_FETCH=1 "$$python" -m pytest -m "not soak" tests/integrations tests/cli/test_run.py tests/cli/test_run_servers.py tests/examples/test_small_examples.py $(ARGS)
+
+test-frameworks: venv ## Ray Serve, BentoML and KServe, each with an environment of its own in build; takes minutes, no part of .ci/run
+	@export SERVERS_FETCH=1 FRAMEWORKS=1; $(BIN)/python -m pytest tests/integrations/test_frameworks.py $(ARGS)
 
 wheels: ## build a wheel for each of ARGS (python3.11 python3.13) and a pure one into dist/, and test each where it is installed
 	@.ci/wheels $(ARGS)

@@ -50,6 +50,20 @@ def _run(command, timeout_s, **more):
         raise ServerAbsentError(f"{' '.join(map(str, command[1:4]))}: {last}")
 
 
+FRAMEWORKS = {"ray": "ray[serve]==2.60.0", "bentoml": "bentoml==1.4.40", "kserve": "kserve==0.21.0"}
+"""Frameworks whose pins fit nobody else's, each in an environment of its own."""
+
+
+def _stacked(venv, timeout_s):
+    """An environment that stands on this one; returns the start of a pip command for it."""
+    python = venv / "bin" / "python"
+    if not python.exists():
+        _run([sys.executable, "-m", "venv", "--without-pip", str(venv)], timeout_s)
+        below = venv / "lib" / f"python{_MINOR}" / "site-packages" / "below.pth"
+        below.write_text("\n".join([sysconfig.get_paths()["purelib"], str(ROOT), str(ROOT / "integrations")]) + "\n")
+    return [sys.executable, "-m", "pip", "--quiet", "--python", str(python), "install"]
+
+
 def environment(*, fetch, timeout_s=300.0):
     """The interpreter that has the client libraries.
 
@@ -62,14 +76,25 @@ def environment(*, fetch, timeout_s=300.0):
         return python
     if not fetch:
         raise ServerAbsentError("the client libraries are not here; 'make test-integrations' installs them")
-    if not python.exists():
-        _run([sys.executable, "-m", "venv", "--without-pip", str(VENV)], timeout_s)
-        below = VENV / "lib" / f"python{_MINOR}" / "site-packages" / "below.pth"
-        below.write_text("\n".join([sysconfig.get_paths()["purelib"], str(ROOT), str(ROOT / "integrations")]) + "\n")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(python), "install"]
-    _run([*pip, "--group", "integrations"], timeout_s)
+    _run([*_stacked(VENV, timeout_s), "--group", "integrations"], timeout_s)
     stamp.touch()
     return python
+
+
+def framework(name, *, fetch, timeout_s=600.0):
+    """The interpreter that has one of `FRAMEWORKS`.
+
+    Raises:
+        ServerAbsentError: It is not here, or the package index cannot be reached.
+    """
+    venv = ROOT / "build" / f"{name}-venv"
+    stamp = venv / ".installed"
+    if not stamp.exists() or stamp.read_text() != FRAMEWORKS[name]:
+        if not fetch:
+            raise ServerAbsentError(f"{name} is not here; 'make test-frameworks' installs it")
+        _run([*_stacked(venv, timeout_s), FRAMEWORKS[name]], timeout_s)
+        stamp.write_text(FRAMEWORKS[name])
+    return venv / "bin" / "python"
 
 
 def triton(*, fetch, timeout_s=300.0):

@@ -13,7 +13,7 @@ from inferscope.integration import EXCLUDED_PATHS, Integration, record_first_byt
 from inferscope.slots import slots
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 
     from inferscope.patching import Ledger, Patch
 
@@ -22,16 +22,31 @@ __all__ = ["AsgiIntegration"]
 _MARK: Final = "inferscope.request"
 _UNMATCHED: Final = "unmatched"
 _SERVER_ERROR: Final = 500
+_FULL: Final = 2
+"""Value of `starlette.routing.Match.FULL`."""
 
 
 def _route_name(app: Any, scope: MutableMapping[str, Any]) -> str:
     """The template of the route that will serve `scope`; one name for all that match none, so that scanners make no series."""
-    for route in app.router.routes:
-        match, _ = route.matches(scope)
-        if match.value == 2:
-            template = getattr(route, "path_format", None) or getattr(route, "path", "") or ""
-            return template.strip("/") or "root"
-    return _UNMATCHED
+    template = _template(app.router.routes, scope)
+    return _UNMATCHED if template is None else template.strip("/") or "root"
+
+
+def _template(routes: Iterable[Any], scope: MutableMapping[str, Any]) -> str | None:
+    """The template, through routers that FastAPI includes and applications that are mounted; None when no route matches."""
+    for route in routes:
+        match, child = route.matches(scope)
+        if match.value != _FULL:
+            continue
+        if hasattr(route, "effective_candidates"):  # a router that newer releases of FastAPI include as one route
+            found = _template(route.effective_candidates(), scope)
+            return found if found is not None else _template(route.effective_low_priority_routes(), scope)
+        inner = _template(getattr(route, "routes", None) or (), {**scope, **child})  # of a mounted application
+        if inner is not None:
+            return f"{route.path}{inner}"
+        plain = getattr(route, "starlette_route", None) or route
+        return getattr(plain, "path_format", None) or getattr(plain, "path", "") or ""
+    return None
 
 
 class AsgiIntegration(Integration):

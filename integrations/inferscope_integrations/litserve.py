@@ -1,8 +1,8 @@
 """LitServe: the wait for a worker process, the forming of a batch, and what the worker did, in the request that waited for it.
 
 The HTTP side of LitServe and the code that decodes, predicts and encodes run in different processes. The worker packs the spans of its
-work (a carrier) and sends them to the API process by a datagram socket that only this user can open, before LitServe's own answer goes its
-way: what LitServe sends is not touched, and where one of the two processes is not instrumented the datagrams go nowhere.
+work (a carrier) and sends them to the API process, beside LitServe's own answer; where one of the two processes is not instrumented they go
+nowhere.
 
 | what | where |
 |---|---|
@@ -16,13 +16,8 @@ Loops that run on asyncio interleave requests and streams end after their handle
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import multiprocessing.util
+import multiprocessing
 import os
-import socket
-import stat
-import struct
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -30,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from inferscope.clock import now_ns
 from inferscope.guard import guard
 from inferscope.integration import Integration, record_wait, recorder
+from inferscope.record.carried import Inbox, Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,10 +38,6 @@ _QUEUE: Final = "litserve"
 _FORMING: Final = "batch"
 _STAGES: Final = {"on_before_decode_request": "decode", "on_before_predict": "predict", "on_before_encode_response": "encode"}
 _ENDS: Final = {"on_after_decode_request", "on_after_predict", "on_after_encode_response"}
-_LARGEST: Final = 16384
-"""Bytes of a datagram: 64 spans and their names take a quarter of it."""
-_WAITING: Final = 1024
-_START: Final = struct.Struct("<q")
 
 
 def _directory() -> Path:
@@ -54,57 +46,9 @@ def _directory() -> Path:
     return Path(tempfile.gettempdir(), f"inferscope-litserve-{os.getuid()}-{os.getpid() if parent is None else parent.pid}")
 
 
-def _ours(path: Path) -> bool:
-    """Whether a directory is this user's and nobody else's."""
-    found = path.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-
-
-class _Inbox:
-    """Receives what workers packed, in an API process.
-
-    Args:
-        number: The response queue of this process, which is how LitServe's workers know it.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.pid = os.getpid()
-        self.waiting: dict[str, tuple[Any, int]] = {}
-        folder = _directory()
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if not _ours(folder):
-            message = f"{folder} is not this user's own"
-            raise PermissionError(message)
-        self._path = folder / f"{number}.sock"
-        self._path.unlink(missing_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        self._socket.bind(str(self._path))
-        multiprocessing.util.Finalize(None, self.close, exitpriority=-2)  # processes of multiprocessing run no exit handlers
-
-    def close(self) -> None:
-        """Take the socket's name away; the directory goes with the last one."""
-        if os.getpid() == self.pid:
-            self._socket.close()
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-                self._path.parent.rmdir()
-
-    def collect(self) -> None:
-        """Hang what has arrived into the requests that waited for it."""
-        while True:
-            try:
-                data = self._socket.recv(_LARGEST)
-            except OSError:
-                break
-            head, _, spans = data.partition(b"\n")
-            uid, pid, columns, truncated = json.loads(head)
-            request, submitted_ns = self.waiting.pop(uid, (None, 0))
-            if request is not None:
-                began_ns = _START.unpack_from(spans)[0]
-                recorder().interval("queue", _QUEUE, submitted_ns, began_ns, request=request)
-                recorder().splice((pid, tuple((kind, name) for kind, name in columns), spans, bool(truncated)), request)
-        if len(self.waiting) > _WAITING:  # requests that ended without an answer
-            self.waiting = {uid: entry for uid, entry in self.waiting.items() if entry[0].open}
+def _place(number: int) -> Path:
+    """Socket of an API process; `number` is its response queue, which is how LitServe's workers know it."""
+    return _directory() / f"{number}.sock"
 
 
 class _Work:
@@ -143,12 +87,12 @@ class _Work:
             self.packed = carrier.packed
 
 
-class _Outbox:
+class _Worker:
     """Follows a worker's loop and sends what it packed."""
 
     def __init__(self) -> None:
         self.work: _Work | None = None
-        self._socket: socket.socket | None = None
+        self._outbox = Outbox()
 
     def taken(self, uid: str, number: int) -> None:
         """A worker took a request off the queue."""
@@ -164,28 +108,15 @@ class _Outbox:
             return
         if work.started:
             work.close()
-            self._send(uid, number, work.packed)
+            self._outbox.send(_place(number), uid, work.packed)
         if not work.uids:
             work.close()
             self.work = None
 
     def close(self) -> None:
         """Send nothing any more."""
-        opened, self._socket, self.work = self._socket, None, None
-        if opened is not None:
-            opened.close()
-
-    def _send(self, uid: str, number: int, packed: Any) -> None:
-        if packed is None:
-            return
-        pid, columns, spans, truncated = packed
-        if self._socket is None:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        folder = _directory()
-        with contextlib.suppress(OSError):  # nobody listens, or is too slow to
-            if _ours(folder):
-                data = json.dumps([uid, pid, columns, truncated]).encode() + b"\n" + spans
-                self._socket.sendto(data, str(folder / f"{number}.sock"))
+        self.work = None
+        self._outbox.close()
 
 
 def _interleaved() -> bool:
@@ -205,8 +136,8 @@ class LitServeIntegration(Integration):
     versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 2, 8), None)
 
     def __init__(self) -> None:
-        self._inboxes: dict[int, _Inbox] = {}
-        self._outbox = _Outbox()
+        self._inboxes: dict[int, Inbox] = {}
+        self._worker = _Worker()
 
     def patch(self, ledger: Ledger) -> None:
         """Replace where requests are handed over and waited for, and where a worker's loop takes, calls back and answers."""
@@ -224,12 +155,12 @@ class LitServeIntegration(Integration):
         for inbox in self._inboxes.values():
             inbox.close()
         self._inboxes = {}
-        self._outbox.close()
+        self._worker.close()
 
-    def _inbox(self, number: int) -> _Inbox:
+    def _inbox(self, number: int) -> Inbox:
         inbox = self._inboxes.get(number)
         if inbox is None or inbox.pid != os.getpid():
-            inbox = self._inboxes[number] = _Inbox(number)
+            inbox = self._inboxes[number] = Inbox(_place(number), _QUEUE)
         return inbox
 
     def _submit(self, original: Any, patch: Patch) -> Callable[..., Any]:
@@ -268,16 +199,16 @@ class LitServeIntegration(Integration):
                     regular = getattr(response_type, "value", None) == "REGULAR"
                     if status != "START":
                         if regular or status in {"ERROR", "FINISH_STREAMING"}:
-                            self._outbox.answered(uid)
+                            self._worker.answered(uid)
                     elif regular:
-                        self._outbox.taken(uid, response_queue_id)
+                        self._worker.taken(uid, response_queue_id)
             return original(loop, transport, response_queue_id, uid, response_data, status, response_type)
 
         return put_response
 
     def _event(self, original: Any, patch: Patch) -> Callable[..., Any]:
         def trigger_event(runner: Any, event_name: str, *args: Any, **kwargs: Any) -> Any:
-            work = self._outbox.work
+            work = self._worker.work
             if work is None or not patch.active or _interleaved():
                 return original(runner, event_name, *args, **kwargs)
             if event_name in _ENDS:

@@ -124,3 +124,16 @@ def triton(tmp_path_factory):
         pytest.skip(str(error))
     finally:
         collector.close()
+
+
+@pytest.fixture(scope="session")
+def framework_of():
+    """The interpreter that has a framework by its name; skips where it cannot be had."""
+
+    def find(name: str) -> Path:
+        try:
+            return servers.framework(name, fetch=os.environ.get("SERVERS_FETCH") == "1")
+        except servers.ServerAbsentError as error:
+            pytest.skip(str(error))
+
+    return find

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import anyio.to_thread
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from inferscope.record import core
@@ -120,8 +120,30 @@ def test_fastapi_and_mounted_applications_count_once(seen, instrument) -> None:
     outer = Starlette(routes=[Mount("/v1", app=inner)])
     assert ask(outer, "/v1/score/b")[0].json() == {"model": "b"}
     records = seen.requests()
-    assert [record.key.request for record in records] == ["score/{model}", "v1/{path}"]
+    assert [record.key.request for record in records] == ["score/{model}", "v1/score/{model}"]
     assert all("rules" in seen.columns(record) for record in records)
+
+
+def test_routers_that_fastapi_includes_keep_their_templates(seen, instrument) -> None:
+    instrument("asgi")
+    app, outer, inner = FastAPI(), APIRouter(prefix="/v1"), APIRouter(prefix="/models")
+
+    @inner.get("/{model}:predict")
+    async def predict(model: str) -> str:
+        return model
+
+    @outer.get("/")
+    async def listed() -> list[str]:
+        return []
+
+    outer.include_router(inner)
+    app.include_router(outer, prefix="/api")
+    app.mount("/static", Starlette(routes=[Route("/{name}", lambda _: Response())]))
+    paths = ("/api/v1/models/a:predict", "/api/v1/models/b:predict", "/api/v1/", "/api/v1/none", "/static/c")
+    for path in paths:
+        ask(app, path)
+    names = [record.key.request for record in seen.requests()]
+    assert names == ["api/v1/models/{model}:predict"] * 2 + ["api/v1", "unmatched", "static/{name}"]
 
 
 def test_an_executor_carries_the_request_and_measures_its_queue(seen, instrument) -> None:
