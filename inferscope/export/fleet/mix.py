@@ -145,7 +145,8 @@ def _grid(points: Sequence[Buckets]) -> _Grid:
     held = [rescale(each, scale) for each in points if len(each.counts)]
     first = min((each.offset for each in held), default=0)
     last = max((each.offset + len(each.counts) for each in held), default=0)
-    return _Grid(scale, first, 2.0 ** ((np.arange(first, last) + 0.5) / 2.0**scale))
+    middles: FloatArray = np.exp2((np.arange(first, last) + 0.5) / 2.0**scale)
+    return _Grid(scale, first, middles)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,11 +82,11 @@ def banded(counts: Mapping[str, float], cells: Mapping[tuple[str, str], float], 
         return None
     names += [UNKNOWN] if any(size == UNKNOWN and number > 0 for (_, size), number in cells.items()) else []
     bands = sorted((each for each in counts if counts[each] > 0), key=float)
-    held = np.array([[max(cells.get((band, name), 0.0), 0.0) for name in names] for band in bands])
+    held: FloatArray = np.array([[max(cells.get((band, name), 0.0), 0.0) for name in names] for band in bands])
     sums = held.sum(axis=1)
     # A band whose sizes were not sampled in this time has those of all of them: its requests are few.
-    everywhere = held.sum(axis=0) / held.sum()
-    parts = np.where(sums[:, None] > 0, held / np.maximum(sums, 1e-300)[:, None], everywhere)
+    parts: FloatArray = held / np.maximum(sums, 1e-300)[:, None]
+    parts[sums <= 0] = held.sum(axis=0) / held.sum()
     squared = np.array([max(squares.get(band, 0.0), 0.0) for band in bands])
     effective = np.where(squared > 0, sums**2 / np.maximum(squared, 1e-300), 1.0)
     return Banded(
