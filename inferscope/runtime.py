@@ -3,7 +3,7 @@
     record ──▶ aggregate ──Window──▶ detect ──Breach──▶ capture ──▶ diagnose (child process) ──▶ export · report
 
 Its daemon threads: `worker` takes a window a tick and judges it, `export` sends, `capture` writes profiles, evidence and manifests,
-`control` answers operators, `opamp` asks a server where one is named, `sampler` looks at the threads while an incident is open, `harvest`
+`control` answers operators, `opamp` asks a server where one is named, `sampler` looks at the threads, `harvest`
 reads device events, `monitor` the driver, `poll` asks inference servers.
 A process that forks before it served anything (a preload master) goes dormant and gives its slot back; a forked child wakes with its
 first request.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ObjectiveState", "Trigger", "breach_id"]
 
 _NO_FACTS: Final = Facts()
+_BURNING: Final = 3
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._]+")
 
 
@@ -206,6 +207,18 @@ class Trigger:
         for watch, row in zip(self._watches, rows, strict=True):
             self._judge(now_ns, watch, row)
         return self._waiting.popleft() if self._waiting else None
+
+    def burns(self, rows: Sequence[Counts]) -> bool:
+        """Whether some objective's bad requests, three at least, are more than it allows.
+
+        Args:
+            rows: Counted over a while, in the order of `rows`.
+        """
+        return any(
+            row.exceeding >= _BURNING and row.exceeding > (1.0 - watch.slo.quantile) * row.requests
+            for watch, row in zip(self._watches, rows, strict=True)
+            if watch.slo is not None and watch.name == watch.slo.name
+        )
 
     def manual(self, now_ns: int, request: str = "") -> Breach:
         """A breach that somebody asked for: it opens no objective and starts no cooldown.

@@ -18,6 +18,7 @@ __all__ = ["STATES", "HostFacts", "HostRequest", "HostSpan", "Pause", "SiteTimes
 STATES: Final = ("running", "gil", "lock", "sleep", "io", "log")
 """States of samples by number, as `inferscope.host.gil` writes them."""
 _US: Final = 1000
+_GAP_NS: Final = 5_000_000
 
 
 class HostSpan(NamedTuple):
@@ -79,6 +80,10 @@ class ThreadRows:
     places: tuple[str, ...] = ()
     """For each interval the line of the application that the thread was in at its end, `function (file:line)`; empty where unknown."""
 
+    def arrays(self) -> tuple[FloatArray, ...]:
+        """Starts, ends, CPU time, delay and state."""
+        return self.starts, self.ends, self.cpu, self.delay, self.state
+
 
 class SiteTimes(NamedTuple):
     """What threads did while they were in a function that others waited for at a lock; ns."""
@@ -110,8 +115,8 @@ class HostFacts:
     first_request_ns: int | None = None
     reasons: tuple[str, ...] = ()
     """What could not be measured, and why."""
-    sampled_s: float = 0.0
-    """Time in which threads were sampled."""
+    sampled: tuple[tuple[int, int, int], ...] = ()
+    """(begin, end, slot) of each time in which threads were sampled, by slot, ascending; unix ns."""
 
 
 def read_host(documents: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> HostFacts:
@@ -130,7 +135,7 @@ def read_host(documents: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> H
     reasons: dict[str, None] = {}
     firsts: list[int] = []
     limits: Mapping[str, Any] = {}
-    sampled = 0.0
+    spans: list[tuple[int, int, int]] = []
     for document, mapping in documents:
         host: Mapping[str, Any] | None = document.get("host")
         if not host:
@@ -138,10 +143,12 @@ def read_host(documents: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> H
         offset, slot = int(document.get("unix_offset_ns") or 0), int(document.get("slot") or 0)
         requests += [_request(row, mapping, offset, slot) for row in host.get("requests") or ()]
         pauses += [Pause(slot, int(a) + offset, int(b) + offset, int(g), int(t)) for a, b, g, t in host.get("gc") or ()]
-        samples: Mapping[str, Any] = host.get("samples") or {}
-        first, last = samples.get("from_ns"), samples.get("to_ns")
-        if first is not None and last is not None:
-            sampled = max(sampled, (int(last) - int(first)) / 1e9)
+        for samples in (*(host.get("earlier_samples") or ()), host.get("samples") or {}):
+            first, last = samples.get("from_ns"), samples.get("to_ns")
+            reasons.update({str(samples["reason"]): None} if samples.get("reason") else {})
+            if first is None or last is None:
+                continue
+            spans += [(int(a) + offset, int(b) + offset, slot) for a, b in samples.get("spans") or [(first, last)]]
             names = [str(name) for name in samples.get("places") or ()]
             threads += [_thread(row, names, int(first) + offset, slot) for row in samples.get("threads") or () if row["rows"]]
             sites += [_site(row) for row in samples.get("sites") or ()]
@@ -154,12 +161,12 @@ def read_host(documents: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> H
             ticks = [[float(row[0]) + offset, *(np.nan if v is None else float(v) for v in row[1:])] for row in cgroup.get("ticks") or ()]
         if host.get("first_request_ns") is not None:
             firsts.append(int(host["first_request_ns"]) + offset)
-        reasons.update((str(part["reason"]), None) for part in (samples, scheduling) if part.get("reason"))
+        reasons.update({str(scheduling["reason"]): None} if scheduling.get("reason") else {})
     return HostFacts(
         requests=tuple(requests),
         pauses=tuple(sorted(pauses)),
-        threads=tuple(threads),
-        sites=tuple(sites),
+        threads=_joined(threads),
+        sites=_added(sites),
         seconds=_table(seconds, 10),
         ticks=_table(ticks, 5),
         children=_table(children, 3),
@@ -168,8 +175,31 @@ def read_host(documents: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> H
         cpus=limits.get("cpus"),
         first_request_ns=min(firsts, default=None),
         reasons=tuple(reasons),
-        sampled_s=sampled,
+        sampled=tuple(sorted(spans, key=lambda span: (span[2], span[0]))),
     )
+
+
+def _joined(parts: Sequence[ThreadRows]) -> tuple[ThreadRows, ...]:
+    """One row a thread: what it did in each chapter, end to end."""
+    found: dict[tuple[int, int], ThreadRows] = {}
+    for part in parts:
+        known = found.get((part.slot, part.thread))
+        if known is not None:
+            starts, ends, cpu, delay, state = (np.concatenate(pair) for pair in zip(known.arrays(), part.arrays(), strict=True))
+            # places are worth nothing when only a part of the intervals has them
+            places = known.places + part.places if known.places and part.places else ()
+            part = ThreadRows(part.slot, part.thread, part.name or known.name, starts, ends, cpu, delay, state, places)  # noqa: PLW2901
+        found[part.slot, part.thread] = part
+    return tuple(found.values())
+
+
+def _added(parts: Sequence[SiteTimes]) -> tuple[SiteTimes, ...]:
+    found: dict[str, SiteTimes] = {}
+    for part in parts:
+        known = found.get(part.site, SiteTimes(part.site, 0.0, 0.0, (0.0,) * len(part.blocked_ns)))
+        blocked = tuple(a + b for a, b in zip(known.blocked_ns, part.blocked_ns, strict=True))
+        found[part.site] = SiteTimes(part.site, known.cpu_ns + part.cpu_ns, known.delay_ns + part.delay_ns, blocked)
+    return tuple(found.values())
 
 
 def _table(rows: Sequence[Sequence[float]], width: int) -> FloatArray:
@@ -214,6 +244,8 @@ def _thread(row: Mapping[str, Any], names: Sequence[str], first_ns: int, slot: i
     length: FloatArray = ((word >> 3) * _US).astype(np.float64)
     surplus = 0.0  # a delay is counted when it ends: what exceeds its interval belongs to those before
     for index in range(len(ends) - 1, -1, -1):
+        if index + 1 < len(ends) and ends[index + 1] - length[index + 1] - ends[index] > _GAP_NS:
+            surplus = 0.0  # nobody looked in between, which is where it belongs
         delay[index] += surplus
         surplus = max(0.0, cpu[index] + delay[index] - length[index])
         delay[index] = max(0.0, delay[index] - surplus)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.clock import now_ns
+from inferscope.host.chapters import Chapter, Held
 from inferscope.host.places import Places
 from inferscope.host.scheduling import Reader, Schedstat, ThreadTimes, parse
 from inferscope.record import core
@@ -47,7 +48,8 @@ _SHORT_NS: Final = 1_000_000
 _LOGGING: Final[dict[tuple[str, str], Any]] = dict.fromkeys((("Handler.acquire", "__init__.py"), ("_acquireLock", "__init__.py")))
 """Where the standard library's logging waits for a lock, as `_within` names functions."""
 _MEET_NS: Final = 100_000_000
-"""How often threads that began are looked for."""
+"""How often threads that began are looked for, and how long a wait for the interpreter that was seen speaks for what is not."""
+_FEW: Final = 3
 _FORCED_NS: Final = 3_000_000
 """A sampler that is this late made a computing thread give the interpreter up (its switch interval is 5 ms)."""
 _CALLS: Final = {
@@ -141,7 +143,10 @@ class _Thread:
 
 
 class Sampler:
-    """Samples all threads while armed. `sample()` is called every `PERIOD_S` by one thread of ours, whose own id is left out."""
+    """Samples all threads while armed. `sample()` is called every `PERIOD_S` by one thread of ours, whose own id is left out.
+
+    `rest()` ends a run of samples and keeps the descriptors; the next `sample()` begins a run of its own, and nothing is said of the time between.
+    """
 
     def __init__(self, schedstat: Schedstat | None = None) -> None:
         self._schedstat = schedstat or Schedstat()
@@ -149,25 +154,62 @@ class Sampler:
         self._runtime = runtime_range() or (0, 0)
         self._read = Reader()
         self._threads: dict[int, _Thread] = {}
-        self._gone: list[tuple[int, _Thread]] = []
-        self._rows = self.samples = 0
-        self.dropped = 0
-        """Intervals that did not fit any more."""
+        self._gone: list[Held] = []
+        self._rows = self.samples = self.dropped = 0
+        self._resting = False
+        self._spans: list[list[int]] = []
         self.places = Places()
         """What code the sampled threads were in."""
         self.sites: dict[tuple[str, str], list[int]] = {}
         """Functions (name, file) that are looked for on the stacks: microseconds on a CPU, in a run queue, and blocked by state."""
         self.armed = False
         self.first_ns = self.last_ns = self._own_delay_ns = self._met_ns = 0
+        self._waited = 0, -_FEW
+        """When, and in which sample, somebody was last seen to wait for the interpreter."""
 
     def arm(self) -> bool:
         """Start afresh; False when nothing can be sampled here, `reason` says why."""
         self.disarm()
-        self.sites = {}
-        self.places.clear()
-        self._gone, self._rows, self.samples, self.dropped, self.first_ns, self.last_ns, self._met_ns = [], 0, 0, 0, 0, 0, 0
+        self._begin()
+        self._met_ns = 0
         self.armed = self.reason is None
         return self.armed
+
+    def _begin(self) -> None:
+        self.sites = {}
+        self.places = Places()
+        self._gone, self._spans = [], []
+        self._rows = self.samples = self.dropped = self.first_ns = self.last_ns = 0
+        self._waited = 0, -_FEW
+
+    def rest(self) -> None:
+        """Sample no more for a while."""
+        if self._resting or not self.armed:
+            return
+        self._resting = True
+        for held in list(self._threads.values()):
+            self._catch_up(held, self.last_ns)
+
+    def turn(self) -> Chapter:
+        """Begin a chapter with the threads that are known; gives the one that ends."""
+        self.rest()
+        chapter = self.chapter()
+        self._begin()
+        for held in list(self._threads.values()):
+            held.rows, held.places = array("I"), array("H")
+        return chapter
+
+    def chapter(self) -> Chapter:
+        """What was seen since `arm` or the last `turn`."""
+        threads = list(self._gone)
+        for thread, held in list(self._threads.items()):
+            rows, places = held.rows, held.places
+            if not self._resting and held.state != RUNNING and self.last_ns - held.last_ns >= _SHORT_NS:  # it still waits
+                rows = rows + array("I", _row(self.last_ns - self.first_ns, 0, 0, self.last_ns - held.last_ns, held.state))
+                places = places + array("H", [held.place])
+            if rows:
+                threads.append(Held(thread, held.name, rows, places))
+        return Chapter(self.first_ns, self.last_ns, [*self._spans], self.samples, self.dropped, threads, self.places, self.sites)
 
     def disarm(self) -> None:
         """Stop; what was sampled stays until the next `arm`."""
@@ -187,6 +229,9 @@ class Sampler:
             return
         moment = now_ns() if moment_ns is None else moment_ns
         self.first_ns = self.first_ns or moment
+        if self._resting or not self._spans:
+            self._wake(moment)
+        self._spans[-1][1] = moment
         late = self._lateness(moment)
         if moment - self._met_ns >= _MEET_NS:
             self._met_ns = moment
@@ -209,10 +254,25 @@ class Sampler:
             self._locate(seen)
         forced = _holder(seen) if late > _FORCED_NS else None
         waiting += sum(state == GIL and held is not forced for held, state, _ in seen)
+        # on a machine short of CPUs who waits for the interpreter is mostly seen ready to ask for it again
+        if waiting:
+            self._waited = moment, self.samples
+        contended = moment - self._waited[0] <= _MEET_NS or self.samples - self._waited[1] < _FEW
         for held, state, times in seen:
             end = now_ns() if moment_ns is None else moment
             held.place = self.places.look(held.ident)
-            self._note(held, RUNNING if held is forced else state, times, end, others_wait=waiting > 0)
+            self._note(held, RUNNING if held is forced else state, times, end, others_wait=contended)
+
+    def _wake(self, moment: int) -> None:
+        """Begin a run of samples: threads are met as they are now, and this sample is not late."""
+        self._resting, self.last_ns = False, 0
+        self._spans.append([moment, moment])
+        for thread, held in list(self._threads.items()):
+            held.text = self._schedstat.raw(thread) or b""
+            if not held.text:
+                self._retire(thread, held)
+                continue
+            held.times, held.last_ns, held.state, held.at = parse(held.text), moment, self._look(held), None
 
     def _catch_up(self, held: _Thread, until: int) -> None:
         """Note the time up to an earlier sample in which a thread only waited."""
@@ -303,26 +363,11 @@ class Sampler:
         with suppress(OSError):
             os.close(held.file)
         if held.rows:
-            self._gone.append((thread, held))
+            self._gone.append(Held(thread, held.name, held.rows, held.places))
 
     def rows(self) -> dict[int, tuple[str | None, array[int]]]:
         """Intervals by native thread id, with its Python name: four numbers each, see `ROW`."""
-        return {thread: (name, rows) for thread, (name, rows, _) in self.intervals().items()}
-
-    def intervals(self) -> dict[int, tuple[str | None, array[int], array[int]]]:
-        """As `rows`, and for each interval the number of the code that the thread was in at its end, see `Places`; 0 is unknown."""
-        found: dict[int, tuple[str | None, array[int], array[int]]] = {}
-        alive = list(self._threads.items())
-        for thread, held in [*self._gone, *alive]:
-            if thread in found:
-                found[thread][1].extend(held.rows)
-                found[thread][2].extend(held.places)
-            else:
-                found[thread] = held.name, array("I", held.rows), array("H", held.places)
-            if (thread, held) in alive and held.state != RUNNING and self.last_ns - held.last_ns >= _SHORT_NS:  # it still waits
-                found[thread][1].extend(_row(self.last_ns - self.first_ns, 0, 0, self.last_ns - held.last_ns, held.state))
-                found[thread][2].append(held.place)
-        return found
+        return {thread: (name, rows) for thread, (name, rows, _) in self.chapter().intervals().items()}
 
 
 def _row(end_ns: int, cpu_ns: int, delay_ns: int, length_ns: int, state: int) -> tuple[int, int, int, int]:

@@ -1,4 +1,7 @@
-"""All host evidence of one process behind one object: `tick` with every window, `sample` while armed, `evidence` for an incident.
+"""All host evidence of one process behind one object: `tick` with every window, `sample` from a thread of its own, `evidence` for an incident.
+
+Threads are sampled one part in sixteen of the time while all is well, so that an incident begins with what ordinary requests were like, and
+all the time while an objective burns or an incident is open.
 
 It keeps a bounded number of retained requests, slow and ordinary ones, with what the kernel said of each (CPU time, switches, thread), so
 that a diagnosis can lay pauses and samples over them by thread and time. Nothing is joined here: that is the diagnosis's work.
@@ -10,9 +13,11 @@ import base64
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from inferscope.clock import now_ns
 from inferscope.copied import shape_of
 from inferscope.host.cgroup import Cgroup
 from inferscope.host.children import Children
+from inferscope.host.duty import SHARE, Duty
 from inferscope.host.gil import PERIOD_S, Sampler
 from inferscope.host.scheduling import Scheduling
 from inferscope.types import Reason
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterable
 
+    from inferscope.host.chapters import Chapter
     from inferscope.host.gc import GcPauses
     from inferscope.types import LockSite, RequestRecord
 
@@ -29,6 +35,10 @@ __all__ = ["HostWatch"]
 _SLOW: Final = 384
 _ORDINARY: Final = 384
 _IDLE_S: Final = 0.5
+_CHAPTER_NS: Final = 60_000_000_000
+"""Samples of a healthy process are kept so long, and then as long again."""
+_LONGEST_NS: Final = 3_600_000_000_000
+"""Instants of samples are 32 bits of microseconds."""
 
 
 class HostWatch:
@@ -50,6 +60,10 @@ class HostWatch:
         self._ordinary: deque[RequestRecord] = deque(maxlen=ordinary)
         self._first_ns: int | None = None
         self._shapes: dict[int, tuple[tuple[int, ...], bool]] = {}
+        self._duty = Duty()
+        self._earlier: deque[Chapter] = deque(maxlen=1)
+        self._always = self._open = False
+        self.sampler.arm()
 
     def tick(self, now_ns: int, records: Iterable[RequestRecord], lock_sites: Iterable[LockSite] = ()) -> None:
         """Take a window's retained requests and the sites of contended holds, and read the counters; on the worker."""
@@ -75,20 +89,38 @@ class HostWatch:
 
     @property
     def period_s(self) -> float:
-        """Seconds until `sample` should be called again: short while armed, else only often enough to notice that it was."""
-        return PERIOD_S if self.sampler.armed else _IDLE_S
+        """Seconds until `sample` should be called again: short while it looks, else only often enough to notice that it should."""
+        wait_s = 0.0 if self._always else self._duty.wait_ns(now_ns()) / 1e9
+        return min(max(wait_s, PERIOD_S), _IDLE_S) if self.sampler.armed else _IDLE_S
 
-    def arm(self) -> bool:
-        """Begin to sample threads; False where that cannot be done. `sample` is to be called every `period_s` from then on."""
-        return self.sampler.armed or self.sampler.arm()
+    def arm(self, *, burning: bool = False) -> bool:
+        """Sample threads all the time; False where that cannot be done.
+
+        Args:
+            burning: An objective burns, and there is no incident: only the last minutes are kept.
+        """
+        self._always, self._open = True, not burning
+        return self.sampler.armed
 
     def disarm(self) -> None:
-        """Stop sampling; what was seen stays for `evidence`."""
+        """Sample one part in sixteen of the time; what was seen stays for `evidence` a minute or two."""
+        self._always = self._open = False
+
+    def stop(self) -> None:
+        """Sample no more."""
         self.sampler.disarm()
 
     def sample(self) -> None:
-        """Look at every thread once; on the sampling thread, from which nothing else is called."""
-        self.sampler.sample()
+        """Look at every thread once, if it is time to; on the sampling thread, from which nothing else is called."""
+        sampler, moment = self.sampler, now_ns()
+        if not sampler.armed:
+            return
+        if sampler.first_ns and moment - sampler.first_ns >= (_LONGEST_NS if self._open else _CHAPTER_NS):
+            self._earlier.append(sampler.turn())
+        if self._always or self._duty.wait_ns(moment) == 0:
+            sampler.sample(moment)
+        else:
+            sampler.rest()
 
     def evidence(self, request: str, from_ns: int, to_ns: int) -> dict[str, Any]:
         """The part `host` of an evidence document; None stands for what is not measured here.
@@ -113,28 +145,29 @@ class HostWatch:
                 "seconds": [list(second) for second in self.scheduling.within(from_ns, to_ns)],
             },
             "children": self.children.evidence(from_ns, to_ns),
-            "samples": self._samples(),
+            "samples": self._samples(self.sampler.chapter()),
+            "earlier_samples": [self._samples(chapter) for chapter in list(self._earlier)],
             "cgroup": self.cgroup.evidence(from_ns, to_ns),
         }
 
-    def _samples(self) -> dict[str, Any]:
-        sampler = self.sampler
+    def _samples(self, chapter: Chapter) -> dict[str, Any]:
         threads = [
             {"thread": thread, "name": name, "rows": _text(rows), "places": _text(places)}
-            for thread, (name, rows, places) in sampler.intervals().items()
+            for thread, (name, rows, places) in chapter.intervals().items()
         ]
         return {
-            "reason": sampler.reason,
-            "from_ns": sampler.first_ns or None,
-            "to_ns": sampler.last_ns or None,
+            "reason": self.sampler.reason,
+            "from_ns": chapter.first_ns or None,
+            "to_ns": chapter.last_ns or None,
+            "spans": chapter.spans,
             "period_s": PERIOD_S,
-            "samples": sampler.samples,
-            "dropped": sampler.dropped,
+            "samples": chapter.samples,
+            "dropped": chapter.dropped,
             "threads": threads,
-            "places": sampler.places.names(),
+            "places": chapter.places.names(),
             "sites": [
                 {"site": f"{name} ({file})", "cpu_us": row[0], "delay_us": row[1], "blocked_us": row[2:]}
-                for (name, file), row in list(sampler.sites.items())
+                for (name, file), row in list(chapter.sites.items())
             ],
         }
 
@@ -142,7 +175,7 @@ class HostWatch:
         """What is measured, and why not."""
         return {
             "scheduling": self.scheduling.reason or "on",
-            "sampler": self.sampler.reason or ("armed" if self.sampler.armed else "ready"),
+            "sampler": self.sampler.reason or (("armed" if self._always else f"one part in {SHARE}") if self.sampler.armed else "off"),
             "cgroup": self.cgroup.version,
         }
 
@@ -150,6 +183,8 @@ class HostWatch:
         """Nothing of the parent's is ours: for a forked child."""
         self.scheduling.reset()
         self.sampler.reset()
+        self._earlier.clear()
+        self._always = self._open = False
         self.cgroup.reset()
         self.children.reset()
         self._slow.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from inferscope import guard, pod
@@ -27,6 +28,8 @@ __all__ = ["Judging", "budget_of", "trigger_of"]
 
 LOCK_NAME: Final = "capture.lock"
 _STALE_NS: Final = 20 * NS_PER_S
+_RECENT: Final = 10
+"""Ticks."""
 _PER_HOUR: Final = 12
 
 
@@ -109,6 +112,9 @@ class Judging:
         self._counted_for: Trigger | None = None
         self._counts: list[list[int]] = []
         self._held_until_ns = 0
+        self._recent: deque[list[Counts]] = deque(maxlen=_RECENT)
+        self.burning = False
+        """Whether this worker saw more bad requests in the last seconds than an objective allows."""
 
     def limit_host(self, budget: CaptureBudget) -> None:
         """All processes of a host together may capture as often an hour as two of this kind."""
@@ -122,7 +128,12 @@ class Judging:
         seen = Facts()
         if facts.needed(trigger.slos, trigger.limits):
             seen = guard.contained("facts", lambda: facts.gather(device, moment_ns), seen)
-        for row, counts in zip(self._counts, trigger.rows(window, seen), strict=True):
+        rows = trigger.rows(window, seen)
+        if self._recent and len(self._recent[0]) != len(rows):
+            self._recent.clear()
+        self._recent.append(rows)
+        self.burning = trigger.burns([Counts(*map(sum, zip(*parts, strict=True))) for parts in zip(*self._recent, strict=True)])
+        for row, counts in zip(self._counts, rows, strict=True):
             for part, value in enumerate(counts):
                 row[part] += value
 

@@ -169,7 +169,7 @@ class Rooms:
         if self.keeper is not None:
             self.keeper.stop()
         self.gc.stop()
-        self.host.disarm()
+        self.host.stop()
         with guard.guard("device"):
             self.device.stop()
         if self.capture is not None:
@@ -260,10 +260,10 @@ class Rooms:
         closed = self.judging.follow(keeper, breach, moment_ns)
         keeper.step(moment_ns, window.records, closed)
         slots.open_incident = keeper.current.name if keeper.current is not None else None
-        if keeper.current is None:
-            self.host.disarm()
+        if keeper.current is not None or self.judging.burning:
+            self.host.arm(burning=keeper.current is None)
         else:
-            self.host.arm()
+            self.host.disarm()
 
     def _look_after(self, window: Window) -> None:
         """Failures that were contained where nothing may be said: in hooks, in the core and in the collector's callback."""

@@ -38,18 +38,14 @@ def computing():
         sum(range(1000))
 
 
+def spin():
+    while True:
+        sum(range(200))
+
+
 def contended():
-    stop = threading.Event()
-
-    def spin():
-        while not stop.is_set():
-            sum(range(200))
-
-    spinners = [threading.Thread(target=spin, daemon=True) for _ in range(2)]
-    for spinner in spinners:
-        spinner.start()
+    """Beside two threads that compute, and that have begun before: to start one is a wait of another kind."""
     computing()
-    stop.set()
 
 
 def starved():
@@ -74,6 +70,8 @@ def starved():
 
 
 def main(name):
+    for number in range(2 if name == "contended" else 0):
+        threading.Thread(target=spin, name=f"spinner-{number}", daemon=True).start()
     sampler = Sampler()
     if not sampler.arm():
         print(json.dumps({"reason": sampler.reason}))

@@ -41,7 +41,7 @@ def test_contention_for_the_interpreter_is_told_from_locks():
     found = scenario("contended")
     blocked = {name: found[name] for name in ("gil", "lock", "sleep", "io", "unknown")}
     assert max(blocked, key=blocked.get) == "gil", found
-    assert found["gil"] >= 0.15 * found["wall"], found
+    assert found["gil"] >= 0.4 * (found["wall"] - found["run-queue"]), found  # a machine short of CPUs adds waits of its own
 
 
 def test_a_starved_thread_is_ready_and_has_no_cpu():
@@ -139,3 +139,36 @@ def test_an_interpreter_without_a_lock_says_so(monkeypatch):
     sampler = Sampler()
     assert "without an interpreter lock" in sampler.reason
     assert not sampler.arm()
+
+
+def test_nothing_is_said_of_the_time_between_two_runs():
+    stop = threading.Event()
+    waiter = threading.Thread(target=stop.wait, name="waiter")
+    waiter.start()
+    sampler = Sampler()
+    assert sampler.arm()
+    for _ in range(3):  # runs of 20 ms with 60 ms between them
+        for _ in range(5):
+            time.sleep(0.004)
+            sampler.sample()
+        sampler.rest()
+        sampler.rest()
+        time.sleep(0.06)
+    chapter = sampler.turn()
+    sampler.sample()
+    later = sampler.chapter()
+    stop.set()
+    waiter.join()
+    assert len(chapter.spans) == 3
+    assert len(later.spans) == 1
+    assert later.first_ns > chapter.last_ns
+    _, rows, places = chapter.intervals()[waiter.native_id]
+    assert len(places) == len(rows) // 4
+    for end, length in zip(rows[0::4], rows[3::4], strict=True):
+        begin = end - (length >> 3)
+        inside = [(low - chapter.first_ns, high - chapter.first_ns) for low, high in chapter.spans]
+        assert any(low // 1000 - 1 <= begin and end <= high // 1000 + 1000 for low, high in inside), (begin, end, inside)
+    waited = sum(length >> 3 for length in rows[3::4])
+    run = sum(high - low for low, high in chapter.spans) // 1000
+    assert waited <= run + 3000
+    assert waited >= run // 2

@@ -75,3 +75,45 @@ def test_a_forked_child_starts_empty(watch):
     watch.reset()
     assert watch.evidence("score", 0, now_ns() + 1)["requests"] == []
     assert watch.evidence("score", 0, now_ns() + 1)["first_request_ns"] is None
+
+
+def test_a_healthy_process_is_looked_at_in_bursts_and_all_the_time_while_an_objective_burns(watch, monkeypatch):
+    if watch.sampler.reason is not None:
+        pytest.skip(watch.sampler.reason)
+    wait = [400_000_000]
+    monkeypatch.setattr(watch._duty, "wait_ns", lambda _: wait[0])
+    watch.sample()
+    assert watch.sampler.samples == 0
+    assert watch.period_s == 0.4
+    assert watch.status()["sampler"] == "one part in 16"
+    wait[0] = 0
+    watch.sample()
+    assert (watch.sampler.samples, watch.period_s) == (1, 0.010)
+    wait[0] = 10**9
+    watch.sample()
+    assert (watch.sampler.samples, watch.period_s) == (1, 0.5)
+    assert watch.arm(burning=True)
+    watch.sample()
+    assert (watch.sampler.samples, watch.period_s) == (2, 0.010)
+    watch.disarm()
+    watch.sample()
+    assert watch.sampler.samples == 2
+
+
+def test_an_incident_begins_with_what_was_sampled_before_it(watch, monkeypatch):
+    if watch.sampler.reason is not None:
+        pytest.skip(watch.sampler.reason)
+    monkeypatch.setattr(watch._duty, "wait_ns", lambda _: 0)
+    watch.sample()
+    monkeypatch.setattr("inferscope.host.watch._CHAPTER_NS", 0)
+    watch.sample()  # a minute later, as it were
+    watch.arm()
+    watch.sample()
+    watch.sample()
+    found = watch.evidence("score", 0, now_ns())
+    assert [part["samples"] for part in found["earlier_samples"]] == [1]
+    assert found["samples"]["samples"] == 3, "an open incident keeps its chapter"
+    assert len(found["samples"]["spans"]) == 1
+    watch.stop()
+    watch.sample()
+    assert watch.status()["sampler"] == "off"

@@ -57,12 +57,12 @@ def _used(rows: ThreadRows, windows: list[tuple[float, float, int]]) -> tuple[fl
 
 
 def _sampled(context: Context) -> list[tuple[float, float, int]]:
-    """Slow windows that were sampled."""
-    threads = context.horizon.host.threads
-    if not threads:
-        return []
-    first, last = min(rows.starts[0] for rows in threads), max(rows.ends[-1] for rows in threads)
-    return [(start, end, slot) for start, end, slot in slow_windows(context) if start >= first and end <= last]
+    """Slow windows as far as they were sampled: a healthy process is looked at for a part of the time only."""
+    found: list[tuple[float, float, int]] = []
+    for start, end, slot in slow_windows(context):
+        inside = ((max(start, low), min(end, high)) for low, high, of in context.horizon.host.sampled if of == slot)
+        found += [(low, high, slot) for low, high in inside if low < high]
+    return found
 
 
 def own_threads(context: Context) -> tuple[float, float, float] | None:
