@@ -166,7 +166,7 @@ def locks(recorder: Any) -> None:
     for thread in threads:
         thread.join()
     recorder.lock_sites()
-    site = recorder._site("contended", "f (x.py:1)", None)
+    site = recorder._site("contended", "f (x.py:1)", None, None)
     recorder._blame(site, 5, 7)
     recorder._stage_of(None)
 

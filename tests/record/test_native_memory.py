@@ -117,7 +117,7 @@ def locked(recorder: Any) -> None:
     condition = threading.Condition(again)
     with condition:
         condition.wait(0)
-    assert recorder._site("rules", "here (a.py:1)", None) > 0
+    assert recorder._site("rules", "here (a.py:1)", None, None) > 0
     recorder.lock_sites()
 
 

@@ -1,7 +1,6 @@
 /* Coroutines, generators and async generators of decorated functions: timed from the first resume to the end, like a `with` block
  * around the body. Each delegates every step to the inner object and looks only at how the step ended. */
 #include "wrapper.h"
-#include <stddef.h>
 
 enum { FREE_WRAPPED = 64 };
 static Wrapped *free_wrapped[FREE_WRAPPED]; /* of all three types */
@@ -11,8 +10,7 @@ static Wrapped *wrapped_new(PyTypeObject *type) {
     if (free_wrapped_count == 0)
         return PyObject_GC_New(Wrapped, type);
     Wrapped *w = free_wrapped[--free_wrapped_count];
-    Py_SET_TYPE((PyObject *)w, type);
-    revive((PyObject *)w);
+    revive((PyObject *)w, type);
     return w;
 }
 
@@ -33,6 +31,7 @@ PyObject *wrap_result(PyTypeObject *type, PyObject *owner, PyObject *inner) {
 }
 
 static int wrapped_traverse(PyObject *self, visitproc visit, void *arg) {
+    VISIT_TYPE(self);
     Py_VISIT(((Wrapped *)self)->inner);
     Py_VISIT(((Wrapped *)self)->owner);
     return 0;
@@ -69,10 +68,12 @@ static void wrapped_dealloc(PyObject *self) {
     wrapped_drop(w);
     Py_XDECREF(w->inner);
     Py_XDECREF(w->owner);
-    if (free_wrapped_count < FREE_WRAPPED)
+    if (free_wrapped_count < FREE_WRAPPED) {
+        rest(self);
         free_wrapped[free_wrapped_count++] = w;
-    else
-        PyObject_GC_Del(self);
+    } else {
+        object_gc_free(self);
+    }
 }
 
 /* Everything that is not ours is the inner object's: cr_frame, gi_code, __name__, __class__ (so that inspect tells the truth). */
@@ -182,30 +183,28 @@ static PyMethodDef step_methods[] = {
 };
 
 
-static PyAsyncMethods coroutine_async = {.am_await = self_iter, .am_send = wrapped_am_send};
-static PyAsyncMethods generator_async = {.am_send = wrapped_am_send};
 
-#define WRAPPED_TYPE                                                                                                                \
-    .tp_basicsize = sizeof(Wrapped), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,       \
-    .tp_dealloc = wrapped_dealloc, .tp_traverse = wrapped_traverse, .tp_clear = wrapped_clear, .tp_getattro = wrapped_getattro,     \
-    .tp_repr = wrapped_repr, .tp_weaklistoffset = offsetof(Wrapped, weakrefs)
+#define WRAPPED_FLAGS (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION)
+#define WRAPPED_SLOTS                                                                                                               \
+    SLOT(tp_dealloc, wrapped_dealloc) SLOT(tp_traverse, wrapped_traverse) SLOT(tp_clear, wrapped_clear)                              \
+    SLOT(tp_getattro, wrapped_getattro) SLOT(tp_repr, wrapped_repr)
 
-PyTypeObject Coroutine_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Coroutine",
-    WRAPPED_TYPE,
-    .tp_as_async = &coroutine_async,
-    .tp_iternext = wrapped_next, /* 3.12 and later step anything but their own coroutines through this */
-    .tp_methods = step_methods,
-};
+DEFINE_TYPE(Coroutine, "Coroutine", sizeof(Wrapped),
+            WRAPPED_FLAGS,
+            WEAKREFS_AT(Wrapped, weakrefs),
+            WRAPPED_SLOTS
+            ASYNC_SLOTS(SLOT(am_await, self_iter) SLOT(am_send, wrapped_am_send))
+            SLOT(tp_iternext, wrapped_next) /* 3.12 and later step anything but their own coroutines through this */
+            SLOT(tp_methods, step_methods))
 
-PyTypeObject Generator_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Generator",
-    WRAPPED_TYPE,
-    .tp_as_async = &generator_async,
-    .tp_iter = self_iter,
-    .tp_iternext = wrapped_next,
-    .tp_methods = step_methods,
-};
+DEFINE_TYPE(Generator, "Generator", sizeof(Wrapped),
+            WRAPPED_FLAGS,
+            WEAKREFS_AT(Wrapped, weakrefs),
+            WRAPPED_SLOTS
+            ASYNC_SLOTS(SLOT(am_send, wrapped_am_send))
+            SLOT(tp_iter, self_iter)
+            SLOT(tp_iternext, wrapped_next)
+            SLOT(tp_methods, step_methods))
 
 /* --- async generators: each step is an awaitable of its own --- */
 
@@ -219,7 +218,7 @@ typedef struct {
 static PyObject *async_step(PyObject *self, PyObject *inner, char closing) {
     if (inner == NULL)
         return NULL;
-    AsyncStep *s = PyObject_GC_New(AsyncStep, &AsyncStep_Type);
+    AsyncStep *s = PyObject_GC_New(AsyncStep, TYPE(AsyncStep));
     if (s == NULL) {
         PyErr_Clear();
         return inner;
@@ -232,6 +231,7 @@ static PyObject *async_step(PyObject *self, PyObject *inner, char closing) {
 }
 
 static int async_step_traverse(PyObject *self, visitproc visit, void *arg) {
+    VISIT_TYPE(self);
     Py_VISIT(((AsyncStep *)self)->inner);
     Py_VISIT(((AsyncStep *)self)->generator);
     return 0;
@@ -241,7 +241,7 @@ static void async_step_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     Py_XDECREF(((AsyncStep *)self)->inner);
     Py_XDECREF((PyObject *)((AsyncStep *)self)->generator);
-    PyObject_GC_Del(self);
+    object_gc_free(self);
 }
 
 static void async_step_failed(AsyncStep *s) {
@@ -291,25 +291,23 @@ static PyMethodDef async_step_methods[] = {
     {"close", async_step_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-static PyAsyncMethods async_step_async = {.am_await = self_iter, .am_send = async_step_am_send};
 
-PyTypeObject AsyncStep_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.AsyncStep",
-    .tp_basicsize = sizeof(AsyncStep),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_dealloc = async_step_dealloc,
-    .tp_traverse = async_step_traverse,
-    .tp_as_async = &async_step_async,
-    .tp_iternext = async_step_next,
-    .tp_iter = self_iter,
-    .tp_methods = async_step_methods,
-};
+DEFINE_TYPE(AsyncStep, "AsyncStep", sizeof(AsyncStep),
+            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+            ,
+            SLOT(tp_dealloc, async_step_dealloc)
+            SLOT(tp_traverse, async_step_traverse)
+            ASYNC_SLOTS(SLOT(am_await, self_iter) SLOT(am_send, async_step_am_send))
+            SLOT(tp_iternext, async_step_next)
+            SLOT(tp_iter, self_iter)
+            SLOT(tp_methods, async_step_methods))
 
 static PyObject *agen_anext(PyObject *self) {
     PyObject *inner = ((Wrapped *)self)->inner;
-    if (Py_TYPE(inner)->tp_as_async == NULL || Py_TYPE(inner)->tp_as_async->am_anext == NULL)
-        return PyErr_Format(PyExc_TypeError, "%.100s is not an async iterator", Py_TYPE(inner)->tp_name);
-    return async_step(self, Py_TYPE(inner)->tp_as_async->am_anext(inner), 0);
+    unaryfunc anext = (unaryfunc)PyType_GetSlot(Py_TYPE(inner), Py_am_anext);
+    if (anext == NULL)
+        return PyErr_Format(PyExc_TypeError, "%R is not an async iterator", inner);
+    return async_step(self, anext(inner), 0);
 }
 
 static PyObject *agen_asend(PyObject *self, PyObject *value) {
@@ -332,11 +330,10 @@ static PyMethodDef agen_methods[] = {
     {"aclose", agen_aclose, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-static PyAsyncMethods agen_async = {.am_aiter = self_iter, .am_anext = agen_anext};
 
-PyTypeObject AsyncGenerator_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.AsyncGenerator",
-    WRAPPED_TYPE,
-    .tp_as_async = &agen_async,
-    .tp_methods = agen_methods,
-};
+DEFINE_TYPE(AsyncGenerator, "AsyncGenerator", sizeof(Wrapped),
+            WRAPPED_FLAGS,
+            WEAKREFS_AT(Wrapped, weakrefs),
+            WRAPPED_SLOTS
+            ASYNC_SLOTS(SLOT(am_aiter, self_iter) SLOT(am_anext, agen_anext))
+            SLOT(tp_methods, agen_methods))

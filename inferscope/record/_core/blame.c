@@ -1,6 +1,5 @@
 /* Lock sites: who held the lock that others waited for. Sites are bounded, and named by function, file and line. */
 #include "core.h"
-#include <frameobject.h> /* PyFrame_GetBack before 3.11 */
 
 static int next_site_id = 1; /* unique in the process, so that records of several recorders never mix */
 
@@ -77,12 +76,6 @@ static int is_ours(PyFrameObject *frame) {
     return ours;
 }
 
-#if PY_VERSION_HEX >= 0x030B0000
-#define POSITION(frame) PyFrame_GetLasti(frame)
-#else
-#define POSITION(frame) PyFrame_GetLineNumber(frame)
-#endif
-
 static SiteCache *cached_site(Recorder *rec, PyObject *lock, PyCodeObject *code, int position, const Def *stage, const Class *c) {
     uintptr_t hash = ((uintptr_t)code >> 5) ^ ((uintptr_t)lock >> 4) ^ ((uintptr_t)stage >> 4) ^ ((uintptr_t)c >> 6) ^ (uintptr_t)position;
     return &rec->site_cache[hash % SITE_CACHE];
@@ -92,21 +85,18 @@ static SiteCache *cached_site(Recorder *rec, PyObject *lock, PyCodeObject *code,
 static PyObject *describe(PyFrameObject *frame) {
     Py_XINCREF(frame);
     while (frame != NULL && is_ours(frame)) {
-        PyFrameObject *back = PyFrame_GetBack(frame);
+        PyFrameObject *back = frame_back(frame);
         Py_DECREF(frame);
         frame = back;
     }
     if (frame == NULL)
         return NULL;
     PyCodeObject *code = PyFrame_GetCode(frame);
-    PyObject *name = PyObject_GetAttrString((PyObject *)code, "co_qualname"); /* 3.11 and later */
-    if (name == NULL) {
-        PyErr_Clear();
-        name = Py_NewRef(code->co_name);
-    }
-    const char *file = PyUnicode_AsUTF8(code->co_filename), *slash = file == NULL ? NULL : strrchr(file, '/');
-    PyObject *text = PyUnicode_FromFormat("%U (%s:%d)", name, slash != NULL ? slash + 1 : file != NULL ? file : "?", PyFrame_GetLineNumber(frame));
-    Py_DECREF(name);
+    PyObject *name = code_name(code), *text = NULL;
+    const char *file = code_path(code), *slash = file == NULL ? NULL : strrchr(file, '/');
+    if (name != NULL)
+        text = PyUnicode_FromFormat("%U (%s:%d)", name, slash != NULL ? slash + 1 : file != NULL ? file : "?", PyFrame_GetLineNumber(frame));
+    Py_XDECREF(name);
     Py_DECREF(code);
     Py_DECREF(frame);
     return text;
@@ -114,14 +104,11 @@ static PyObject *describe(PyFrameObject *frame) {
 
 /* The site where thread `ident` is now: what sys._current_frames() tells, for one thread. The GIL keeps that thread still. */
 static int site_of_stack(Recorder *rec, PyObject *lock, unsigned long ident, const Def *stage, const Class *c) {
-    PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
-    while (t != NULL && t->thread_id != ident)
-        t = PyThreadState_Next(t);
-    PyFrameObject *frame = t == NULL ? NULL : PyThreadState_GetFrame(t);
+    PyFrameObject *frame = frame_of_thread(ident);
     if (frame == NULL)
         return -1;
     PyCodeObject *code = PyFrame_GetCode(frame);
-    int position = POSITION(frame);
+    int position = frame_position(frame);
     SiteCache *cached = cached_site(rec, lock, code, position, stage, c);
     int index = cached->site;
     if (cached->lock != lock || cached->code != (PyObject *)code || cached->stage != stage || cached->class_ != c ||
@@ -156,15 +143,11 @@ int site_of_thread(Recorder *rec, PyObject *lock, unsigned long ident, const Def
 
 /* (qualified name, name of the file) of a function, as keys of `thread_within` are. */
 static PyObject *code_key(PyCodeObject *code) {
-    PyObject *name = PyObject_GetAttrString((PyObject *)code, "co_qualname"); /* 3.11 and later */
-    if (name == NULL) {
-        PyErr_Clear();
-        name = Py_NewRef(code->co_name);
-    }
-    const char *path = PyUnicode_AsUTF8(code->co_filename), *slash = path == NULL ? NULL : strrchr(path, '/');
+    PyObject *name = code_name(code);
+    const char *path = code_path(code), *slash = path == NULL ? NULL : strrchr(path, '/');
     PyObject *file = PyUnicode_FromString(slash != NULL ? slash + 1 : path != NULL ? path : "?");
-    PyObject *key = file == NULL ? NULL : PyTuple_Pack(2, name, file);
-    Py_DECREF(name);
+    PyObject *key = name == NULL || file == NULL ? NULL : PyTuple_Pack(2, name, file);
+    Py_XDECREF(name);
     Py_XDECREF(file);
     return key;
 }
@@ -176,10 +159,7 @@ static PyObject *code_key(PyCodeObject *code) {
  * Python code, which lets go of the GIL. */
 PyObject *thread_within(unsigned long ident, PyObject *wanted) {
     int collecting = PyGC_Disable();
-    PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
-    while (t != NULL && t->thread_id != ident)
-        t = PyThreadState_Next(t);
-    PyFrameObject *frame = t == NULL ? NULL : PyThreadState_GetFrame(t);
+    PyFrameObject *frame = frame_of_thread(ident);
     PyObject *found = NULL;
     for (int depth = 0; frame != NULL && found == NULL && depth < SEARCH_DEPTH; depth++) {
         PyCodeObject *code = PyFrame_GetCode(frame);
@@ -188,7 +168,7 @@ PyObject *thread_within(unsigned long ident, PyObject *wanted) {
             found = Py_NewRef(key);
         Py_XDECREF(key);
         Py_DECREF(code);
-        PyFrameObject *back = PyFrame_GetBack(frame);
+        PyFrameObject *back = frame_back(frame);
         Py_DECREF(frame);
         frame = back;
     }

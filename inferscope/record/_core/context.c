@@ -3,9 +3,7 @@
 
 static const VarCache never = {0};
 
-uint64_t thread_state_id(void) {
-    return ((PyThreadState *)PyThreadState_Get())->id;
-}
+#if CONTEXT_IS_CACHED
 
 /* Compares the cache with what the variable says, in this thread and context; any difference is the end of it. */
 static int cache_tells_truth(PyObject *var) {
@@ -22,10 +20,11 @@ static int cache_tells_truth(PyObject *var) {
     Py_XDECREF(value);
     return same && cache->value == NULL;
 }
+#endif
 
 /* Tried once, with the first recorder's variable. */
 void context_setup(Recorder *rec) {
-#if !defined(Py_GIL_DISABLED) && PY_VERSION_HEX < 0x030F0000
+#if CONTEXT_IS_CACHED
     static int direct = -1;
     if (direct < 0)
         direct = (size_t)Py_TYPE(rec->var)->tp_basicsize >= sizeof(VarCache) && cache_tells_truth(rec->var);

@@ -9,11 +9,8 @@
 #ifndef INFERSCOPE_CORE_H
 #define INFERSCOPE_CORE_H
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stddef.h>
+#include "compat.h"
 #include <stdint.h>
-#include <string.h>
 #include <time.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -239,17 +236,10 @@ typedef struct {
 #endif
 extern THREAD_LOCAL ThreadState inferscope_thread;
 
-extern PyTypeObject Recorder_Type, Request_Type, Span_Type, Noop_Type, Attach_Type, Lock_Type, Decorated_Type, EnterExit_Type;
-extern PyTypeObject Coroutine_Type, Generator_Type, AsyncGenerator_Type, AsyncStep_Type;
-
-/* A dead object from a freelist lives again; PyObject_Init() would be a call for one store. */
-static inline void revive(PyObject *object) {
-#if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS) || defined(Py_GIL_DISABLED)
-    (void)PyObject_Init(object, Py_TYPE(object));
-#else
-    Py_SET_REFCNT(object, 1);
-#endif
-}
+#define FOR_EACH_TYPE(X)                                                                                                            \
+    X(EnterExit) X(Recorder) X(Request) X(Span) X(Noop) X(Attach) X(Lock) X(Decorated) X(Coroutine) X(Generator) X(AsyncGenerator)     \
+    X(AsyncStep)
+FOR_EACH_TYPE(DECLARE_TYPE)
 
 /* Interned strings, made once in module.c. */
 #define FOR_EACH_NAME(X)                                                                                                            \
@@ -385,7 +375,6 @@ void request_begin(Request *r, int caller_known);
 void request_end(Request *r, PyObject *exc_type);
 void request_finish_now(Request *r, PyObject *error);
 void request_close_uncounted(Request *r);
-uint64_t thread_state_id(void);
 Request *request_current(Recorder *rec); /* new reference to the current request, open or not, or NULL */
 void request_set_error(Request *r, PyObject *error);
 void request_interval(Request *r, int column, int64_t start, int64_t end, int flags, int64_t aux);

@@ -5,7 +5,6 @@
  * `_torchdynamo_inline` (torch/_dynamo/variables/builder.py: a private name, so the tests check that it still works).
  */
 #include "wrapper.h"
-#include <stddef.h>
 
 enum { FREE_FRAMES = 128 };
 static Frame *free_frames[FREE_FRAMES];
@@ -56,10 +55,10 @@ static PyObject *call_request(PyObject *self, PyObject *const *args, size_t narg
 
 /* Coroutine functions and generators: the call only makes the object; it is timed from its first resume. */
 static PyObject *call_wrapping(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
-    static PyTypeObject *const types[] = {NULL, &Coroutine_Type, &Generator_Type, &AsyncGenerator_Type};
     Decorated *d = (Decorated *)self;
+    PyTypeObject *type = d->flavor == FLAVOR_COROUTINE ? TYPE(Coroutine) : d->flavor == FLAVOR_GENERATOR ? TYPE(Generator) : TYPE(AsyncGenerator);
     PyObject *inner = PyObject_Vectorcall(d->func, args, nargsf, kwnames);
-    return inner == NULL || !d->rec->enabled ? inner : wrap_result(types[(int)d->flavor], self, inner);
+    return inner == NULL || !d->rec->enabled ? inner : wrap_result(type, self, inner);
 }
 
 /* --- making --- */
@@ -103,9 +102,7 @@ static char flavor_of(PyObject *func) {
 /* A method with default values, in a process that has torch: see methods.py. The price is a Python call. */
 static int needs_function(PyObject *func) {
     PyObject *modules = PyImport_GetModuleDict(); /* borrowed */
-    if (!PyFunction_Check(func) || modules == NULL || PyDict_GetItemString(modules, "torch") == NULL)
-        return 0;
-    if (PyFunction_GetDefaults(func) == NULL && PyFunction_GetKwDefaults(func) == NULL)
+    if (!is_function(func) || modules == NULL || PyDict_GetItemString(modules, "torch") == NULL || !has_defaults(func))
         return 0;
     PyObject *qualified = PyObject_GetAttr(func, str___qualname__);
     const char *name = qualified == NULL ? NULL : PyUnicode_AsUTF8(qualified), *dot = name == NULL ? NULL : strrchr(name, '.');
@@ -138,7 +135,7 @@ static PyObject *decorate_method_object(Recorder *rec, Def *def, Request *templa
 }
 
 PyObject *decorated_new(Recorder *rec, PyObject *func, PyObject *traced, PyObject *extra, vectorcallfunc call) {
-    Decorated *d = PyObject_GC_New(Decorated, &Decorated_Type);
+    Decorated *d = PyObject_GC_New(Decorated, TYPE(Decorated));
     if (d == NULL)
         return NULL;
     d->func = Py_NewRef(func);
@@ -157,7 +154,7 @@ PyObject *decorated_new(Recorder *rec, PyObject *func, PyObject *traced, PyObjec
 }
 
 static PyObject *decorate_new(Recorder *rec, Def *def, Request *template_, PyObject *func) {
-    if (PyObject_TypeCheck(func, &PyStaticMethod_Type) || PyObject_TypeCheck(func, &PyClassMethod_Type))
+    if (is_method_object(func))
         return decorate_method_object(rec, def, template_, func);
     if (!PyCallable_Check(func) || PyType_Check(func)) /* a class must stay the class that it is */
         return Py_NewRef(func);
@@ -186,6 +183,7 @@ PyObject *decorate(Recorder *rec, Def *def, Request *template_, PyObject *func) 
 }
 
 static int decorated_traverse(PyObject *self, visitproc visit, void *arg) {
+    VISIT_TYPE(self);
     Py_VISIT(((Decorated *)self)->func);
     Py_VISIT(((Decorated *)self)->rec);
     Py_VISIT(((Decorated *)self)->dict);
@@ -210,7 +208,7 @@ static void decorated_dealloc(PyObject *self) {
     Py_XDECREF(d->func);
     Py_XDECREF(d->rec);
     Py_XDECREF((PyObject *)d->template_);
-    PyObject_GC_Del(self);
+    object_gc_free(self);
 }
 
 /* --- passing for the function --- */
@@ -283,25 +281,19 @@ static PyGetSetDef decorated_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyTypeObject Decorated_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Decorated",
-    .tp_basicsize = sizeof(Decorated),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR |
-                Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "A decorated function.",
-    .tp_dealloc = decorated_dealloc,
-    .tp_traverse = decorated_traverse,
-    .tp_clear = decorated_clear,
-    .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Decorated, vectorcall),
-    .tp_getattro = decorated_getattro,
-    .tp_setattro = decorated_setattro,
-    .tp_descr_get = decorated_get,
-    .tp_repr = decorated_repr,
-    .tp_hash = decorated_hash,
-    .tp_richcompare = decorated_compare,
-    .tp_weaklistoffset = offsetof(Decorated, weakrefs),
-    .tp_methods = decorated_methods,
-    .tp_getset = decorated_getset,
-    .tp_dictoffset = offsetof(Decorated, dict),
-};
+DEFINE_TYPE(Decorated, "Decorated", sizeof(Decorated),
+            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+            VECTORCALL_AT(Decorated, vectorcall) WEAKREFS_AT(Decorated, weakrefs) DICT_AT(Decorated, dict),
+            SLOT(tp_doc, "A decorated function.")
+            SLOT(tp_dealloc, decorated_dealloc)
+            SLOT(tp_traverse, decorated_traverse)
+            SLOT(tp_clear, decorated_clear)
+            SLOT(tp_call, PyVectorcall_Call)
+            SLOT(tp_getattro, decorated_getattro)
+            SLOT(tp_setattro, decorated_setattro)
+            SLOT(tp_descr_get, decorated_get)
+            SLOT(tp_repr, decorated_repr)
+            SLOT(tp_hash, decorated_hash)
+            SLOT(tp_richcompare, decorated_compare)
+            SLOT(tp_methods, decorated_methods)
+            SLOT(tp_getset, decorated_getset))

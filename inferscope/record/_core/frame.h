@@ -16,21 +16,30 @@ typedef struct VarCache {
     uint64_t thread, version;
 } VarCache;
 
-#if PY_VERSION_HEX >= 0x030D0000
+#ifdef INFERSCOPE_ABI3
+#define CONTEXT_IS_CACHED 0
+#elif PY_VERSION_HEX >= 0x030D0000
 #define THREAD_STATE() PyThreadState_GetUnchecked()
 #else
 #define THREAD_STATE() _PyThreadState_UncheckedGet()
+#endif
+#ifndef CONTEXT_IS_CACHED
+#ifdef Py_GIL_DISABLED
+#define CONTEXT_IS_CACHED 0
+#else
+#define CONTEXT_IS_CACHED (PY_VERSION_HEX < 0x030F0000)
+#endif
 #endif
 
 /* The context's request, borrowed, when it is open, was entered by this thread, has room and calls no hook, and when all of that is known
  * without a call; else NULL. Little-endian, as Slot is: an open, unwanted request's `state` is 1 + 65536 * slot_count. */
 ALWAYS_INLINE Request *context_request(const Recorder *rec) {
-#ifndef Py_GIL_DISABLED
+#if CONTEXT_IS_CACHED
     const VarCache *cache = rec->cache;
     const PyThreadState *thread = THREAD_STATE();
     Request *r = (Request *)cache->value;
     uint64_t id = thread->id;
-    if (LIKELY(r != NULL && cache->thread == id && cache->version == thread->context_ver && Py_IS_TYPE(r, &Request_Type) &&
+    if (LIKELY(r != NULL && cache->thread == id && cache->version == thread->context_ver && Py_IS_TYPE(r, TYPE(Request)) &&
                r->thread_state == id && (r->state & 0xffff) == 1 && r->state < (uint32_t)SLOT_LIMIT << 16))
         return r;
 #endif

@@ -8,7 +8,6 @@
  */
 #include "core.h"
 #include <pythread.h>
-#include <stddef.h>
 
 enum { RECENT_HOLDS = 16, PERMITS = 64 };
 #define PEEK_EVERY_NS 100000
@@ -409,6 +408,7 @@ static PyObject *lock_repr(PyObject *self) {
 
 static int lock_traverse(PyObject *self, visitproc visit, void *arg) {
     Lock *l = (Lock *)self;
+    VISIT_TYPE(self);
     Py_VISIT(l->wrapped);
     Py_VISIT(l->acquire);
     Py_VISIT(l->release);
@@ -428,30 +428,26 @@ static void lock_dealloc(PyObject *self) {
     Py_XDECREF(l->release);
     Py_XDECREF(l->rec);
     PyMem_RawFree(l->permits);
-    PyObject_GC_Del(self);
+    object_gc_free(self);
 }
 
-PyTypeObject Lock_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.InstrumentedLock",
-    .tp_basicsize = sizeof(Lock),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "A named lock that times waits and holds; made by Recorder.lock().",
-    .tp_dealloc = lock_dealloc,
-    .tp_traverse = lock_traverse,
-    .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Lock, vectorcall),
-    .tp_weaklistoffset = offsetof(Lock, weakrefs),
-    .tp_getattro = lock_getattro,
-    .tp_setattro = lock_setattro,
-    .tp_repr = lock_repr,
-    .tp_methods = lock_methods,
-    .tp_getset = lock_getset,
-};
+DEFINE_TYPE(Lock, "InstrumentedLock", sizeof(Lock),
+            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+            VECTORCALL_AT(Lock, vectorcall) WEAKREFS_AT(Lock, weakrefs),
+            SLOT(tp_doc, "A named lock that times waits and holds; made by Recorder.lock().")
+            SLOT(tp_dealloc, lock_dealloc)
+            SLOT(tp_traverse, lock_traverse)
+            SLOT(tp_call, PyVectorcall_Call)
+            SLOT(tp_getattro, lock_getattro)
+            SLOT(tp_setattro, lock_setattro)
+            SLOT(tp_repr, lock_repr)
+            SLOT(tp_methods, lock_methods)
+            SLOT(tp_getset, lock_getset))
 
 /* asyncio's locks: `acquire` is a coroutine function. They are wrapped in Python. */
 static int acquires_asynchronously(PyObject *acquire) {
     PyObject *code = PyObject_GetAttr(acquire, str___code__);
-    int async = code != NULL && PyCode_Check(code) && (((PyCodeObject *)code)->co_flags & CO_COROUTINE) != 0;
+    int async = code != NULL && (code_object_flags(code) & CO_COROUTINE) != 0;
     Py_XDECREF(code);
     PyErr_Clear();
     return async;
@@ -464,13 +460,8 @@ static PyObject *wrap_async(Recorder *rec, PyObject *name, PyObject *wrapped) {
     return result;
 }
 
-static int is_plain_lock(PyObject *lock) {
-    const char *name = Py_TYPE(lock)->tp_name;
-    return strcmp(name, "_thread.lock") == 0;
-}
-
 PyObject *lock_new(Recorder *rec, PyObject *name, PyObject *wrapped) {
-    if (Py_IS_TYPE(wrapped, &Lock_Type))
+    if (Py_IS_TYPE(wrapped, TYPE(Lock)))
         return Py_NewRef(wrapped);
     if (false_args == NULL && (false_args = PyTuple_Pack(1, Py_False)) == NULL)
         return NULL;
@@ -489,7 +480,7 @@ PyObject *lock_new(Recorder *rec, PyObject *name, PyObject *wrapped) {
     }
     Def *def = (text = clean_name(name)) == NULL ? NULL : registry_def(rec, str_lock, text);
     Def *holds = def == NULL ? NULL : registry_def(rec, str_lock_hold, text);
-    if (holds == NULL || (l = PyObject_GC_New(Lock, &Lock_Type)) == NULL)
+    if (holds == NULL || (l = PyObject_GC_New(Lock, TYPE(Lock))) == NULL)
         goto failed;
     memset((char *)l + offsetof(Lock, vectorcall), 0, sizeof(Lock) - offsetof(Lock, vectorcall));
     l->vectorcall = lock_vectorcall;
@@ -500,7 +491,7 @@ PyObject *lock_new(Recorder *rec, PyObject *name, PyObject *wrapped) {
     l->release = release;
     l->def = def;
     l->holds = holds->series;
-    l->plain = (char)is_plain_lock(wrapped);
+    l->plain = (char)type_is_named(Py_TYPE(wrapped), "_thread.lock");
     l->counted = (char)PyObject_HasAttr(wrapped, str__is_owned);
     l->site = l->waited_root = -1;
     if (!l->counted && (PyObject_HasAttr(wrapped, str__value) || PyObject_HasAttr(wrapped, str_counter)))

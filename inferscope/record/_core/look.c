@@ -1,6 +1,5 @@
 /* What other threads are at: stacks and open requests, for evidence while an objective is broken. Read by threads of ours only. */
 #include "core.h"
-#include <frameobject.h> /* PyFrame_GetBack before 3.11 */
 
 #define STACK_DEPTH 64
 
@@ -20,15 +19,11 @@ static const char *short_path(const char *path) {
 
 static PyObject *place_of(PyFrameObject *frame) {
     PyCodeObject *code = PyFrame_GetCode(frame);
-    PyObject *name = PyObject_GetAttrString((PyObject *)code, "co_qualname"); /* 3.11 and later */
-    if (name == NULL) {
-        PyErr_Clear();
-        name = Py_NewRef(code->co_name);
-    }
-    const char *path = PyUnicode_AsUTF8(code->co_filename);
+    PyObject *name = code_name(code);
+    const char *path = code_path(code);
     if (path == NULL)
         PyErr_Clear();
-    PyObject *place = Py_BuildValue("(Nsi)", name, short_path(path), PyFrame_GetLineNumber(frame));
+    PyObject *place = name == NULL ? NULL : Py_BuildValue("(Nsi)", name, short_path(path), PyFrame_GetLineNumber(frame));
     Py_DECREF(code);
     return place;
 }
@@ -45,17 +40,14 @@ PyObject *reader_stack(PyObject *self, PyObject *const *args, Py_ssize_t nargs) 
         return NULL;
     }
     int collecting = PyGC_Disable();
-    PyThreadState *t = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
-    while (t != NULL && t->thread_id != ident)
-        t = PyThreadState_Next(t);
-    PyFrameObject *frame = t == NULL ? NULL : PyThreadState_GetFrame(t);
+    PyFrameObject *frame = frame_of_thread(ident);
     PyObject *list = frame == NULL ? NULL : PyList_New(0);
     for (long n = 0; frame != NULL && list != NULL && n < depth; n++) {
         PyObject *place = place_of(frame);
         if (place == NULL || PyList_Append(list, place) < 0)
             Py_CLEAR(list);
         Py_XDECREF(place);
-        PyFrameObject *back = PyFrame_GetBack(frame);
+        PyFrameObject *back = frame_back(frame);
         Py_DECREF(frame);
         frame = back;
     }

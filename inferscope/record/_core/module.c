@@ -39,14 +39,14 @@ static int intern_names(void) {
 
 static int ready_types(void) {
     static int done = 0; /* the module may be executed again after it was dropped from sys.modules */
-    PyTypeObject *const all[] = {&EnterExit_Type, &Recorder_Type,   &Request_Type,   &Span_Type,           &Noop_Type,     &Attach_Type,
-                                 &Lock_Type,      &Decorated_Type, &Coroutine_Type, &Generator_Type, &AsyncGenerator_Type, &AsyncStep_Type};
-    PyTypeObject *const managers[] = {&Request_Type, &Span_Type, &Noop_Type, &Attach_Type, &Lock_Type};
     if (done)
         return 0;
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (PyType_Ready(all[i]) < 0)
-            return -1;
+#define READY_TYPE(T)                                                                                                               \
+    if (TYPE_READY(T) < 0)                                                                                                          \
+        return -1;
+    FOR_EACH_TYPE(READY_TYPE)
+#undef READY_TYPE
+    PyTypeObject *const managers[] = {TYPE(Request), TYPE(Span), TYPE(Noop), TYPE(Attach), TYPE(Lock)};
     for (size_t i = 0; i < sizeof managers / sizeof *managers; i++)
         if (enter_exit_install(managers[i]) < 0)
             return -1;
@@ -59,12 +59,12 @@ static int module_exec(PyObject *module) {
         PyErr_SetString(PyExc_ImportError, "inferscope.record._native works in the main interpreter only");
         return -1;
     }
-    if (intern_names() < 0 || ready_types() < 0 || noop_setup() < 0 || clock_setup() < 0)
+    if (compat_setup() < 0 || intern_names() < 0 || ready_types() < 0 || noop_setup() < 0 || clock_setup() < 0)
         return -1;
-    if (PyModule_AddObjectRef(module, "Recorder", (PyObject *)&Recorder_Type) < 0 ||
-        PyModule_AddObjectRef(module, "Request", (PyObject *)&Request_Type) < 0 ||
-        PyModule_AddObjectRef(module, "Span", (PyObject *)&Span_Type) < 0 ||
-        PyModule_AddObjectRef(module, "InstrumentedLock", (PyObject *)&Lock_Type) < 0)
+    if (PyModule_AddObjectRef(module, "Recorder", (PyObject *)TYPE(Recorder)) < 0 ||
+        PyModule_AddObjectRef(module, "Request", (PyObject *)TYPE(Request)) < 0 ||
+        PyModule_AddObjectRef(module, "Span", (PyObject *)TYPE(Span)) < 0 ||
+        PyModule_AddObjectRef(module, "InstrumentedLock", (PyObject *)TYPE(Lock)) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "noop", noop_object);
 }

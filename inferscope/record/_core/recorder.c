@@ -1,6 +1,5 @@
 /* Recorder: the Python object through which everything is recorded. The reader's half is in reader.c. */
 #include "core.h"
-#include <stddef.h>
 
 PyObject *recorder_stage(PyObject *self, PyObject *name);
 PyObject *attach_new(Recorder *rec, PyObject *request);
@@ -77,7 +76,7 @@ static PyObject *recorder_interval(PyObject *self, PyObject *const *args, Py_ssi
         rec->internal_errors++;
         Py_RETURN_NONE;
     }
-    int given = Py_IS_TYPE(request, &Request_Type) && ((Request *)request)->rec == rec;
+    int given = Py_IS_TYPE(request, TYPE(Request)) && ((Request *)request)->rec == rec;
     Request *r = given ? (Request *)Py_NewRef(request) : request_current(rec);
     record_interval(rec, def, NULL, start, end, 0, 0); /* the series keeps the true duration */
     if (r != NULL && def->column >= 0) {
@@ -235,7 +234,7 @@ static PyObject *recorder_within(PyObject *self, PyObject *const *args, Py_ssize
 
 static PyObject *recorder_stage_of(PyObject *self, PyObject *request) {
     (void)self;
-    const Def *def = Py_IS_TYPE(request, &Request_Type) && ((Request *)request)->open ? ((Request *)request)->top->def : NULL;
+    const Def *def = Py_IS_TYPE(request, TYPE(Request)) && ((Request *)request)->open ? ((Request *)request)->top->def : NULL;
     return Py_NewRef(def != NULL ? def->name : Py_None);
 }
 
@@ -377,7 +376,7 @@ static PyObject *recorder_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     PyObject *clock = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O:Recorder", names, &clock))
         return NULL;
-    Recorder *rec = (Recorder *)type->tp_alloc(type, 0);
+    Recorder *rec = (Recorder *)PyType_GenericAlloc(type, 0);
     if (rec == NULL)
         return NULL;
     rec->enabled = rec->lock_holds = 1;
@@ -399,6 +398,7 @@ static PyObject *recorder_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 
 static int recorder_traverse(PyObject *self, visitproc visit, void *arg) {
     Recorder *rec = (Recorder *)self;
+    VISIT_TYPE(self);
     Py_VISIT(rec->clock);
     Py_VISIT(rec->on_start);
     Py_VISIT(rec->on_enter);
@@ -435,35 +435,31 @@ static void recorder_dealloc(PyObject *self) {
     sites_free(rec);
     registry_free(rec);
     Py_CLEAR(rec->var);
-    Py_TYPE(self)->tp_free(self);
+    object_gc_free(self);
 }
 
-PyTypeObject Recorder_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Recorder",
-    .tp_basicsize = sizeof(Recorder),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "Recorder(*, clock=None)\n--\n\nCounts, records and hands over; see inferscope.record.core.",
-    .tp_new = recorder_new,
-    .tp_dealloc = recorder_dealloc,
-    .tp_traverse = recorder_traverse,
-    .tp_clear = recorder_clear,
-    .tp_weaklistoffset = offsetof(Recorder, weakrefs),
-    .tp_methods = recorder_methods,
-    .tp_getset = recorder_getset,
-};
+DEFINE_TYPE(Recorder, "Recorder", sizeof(Recorder),
+            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+            WEAKREFS_AT(Recorder, weakrefs),
+            SLOT(tp_doc, "Recorder(*, clock=None)\n--\n\nCounts, records and hands over; see inferscope.record.core.")
+            SLOT(tp_new, recorder_new)
+            SLOT(tp_dealloc, recorder_dealloc)
+            SLOT(tp_traverse, recorder_traverse)
+            SLOT(tp_clear, recorder_clear)
+            SLOT(tp_methods, recorder_methods)
+            SLOT(tp_getset, recorder_getset))
 
-/* tp_methods holds one table; those of other files are added to the type's dict once it is ready. */
+/* tp_methods holds one table; those of other files are added to the type once it is ready. */
 int recorder_add_reader(void) {
     PyMethodDef *const tables[] = {reader_methods, splice_methods, entry_methods, settle_methods};
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) {
         for (PyMethodDef *m = tables[t]; m->ml_name != NULL; m++) {
-            PyObject *descriptor = PyDescr_NewMethod(&Recorder_Type, m);
-            int rc = descriptor == NULL ? -1 : PyDict_SetItemString(Recorder_Type.tp_dict, m->ml_name, descriptor);
+            PyObject *descriptor = PyDescr_NewMethod(TYPE(Recorder), m);
+            int rc = descriptor == NULL ? -1 : type_set(TYPE(Recorder), m->ml_name, descriptor);
             Py_XDECREF(descriptor);
             if (rc < 0)
                 return -1;
         }
     }
-    PyType_Modified(&Recorder_Type);
     return 0;
 }

@@ -150,7 +150,7 @@ Def *registry_def(Recorder *rec, PyObject *kind, PyObject *name) {
 /* Misses of the pointer cache in core.h. Only interned names enter it: a name built anew for each call would only evict others. */
 Def *registry_stage_slow(Recorder *rec, PyObject *name) {
     Def *def = registry_def(rec, str_stage, name);
-    if (def != NULL && def != rec->other && PyUnicode_CheckExact(name) && PyUnicode_CHECK_INTERNED(name)) {
+    if (def != NULL && def != rec->other && PyUnicode_CheckExact(name) && is_interned(name)) {
         StageCache *c = &rec->stage_cache[((uintptr_t)name >> 4) & (STAGE_CACHE - 1)];
         Py_XSETREF(c->name, Py_NewRef(name));
         c->def = def;
@@ -258,7 +258,7 @@ static Class *class_find(Recorder *rec, PyObject *name, PyObject *model, PyObjec
 }
 
 static int cacheable(PyObject *s) {
-    return s == NULL || s == Py_None || (PyUnicode_CheckExact(s) && PyUnicode_CHECK_INTERNED(s));
+    return s == NULL || s == Py_None || (PyUnicode_CheckExact(s) && is_interned(s));
 }
 
 /* `model` and `cls` may be NULL or None. NULL, with no error set, only when memory is short. */

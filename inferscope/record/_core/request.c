@@ -34,7 +34,7 @@ Request *request_current(Recorder *rec) {
         PyErr_Clear();
         rec->internal_errors++;
     }
-    if (current != NULL && !Py_IS_TYPE(current, &Request_Type))
+    if (current != NULL && !Py_IS_TYPE(current, TYPE(Request)))
         Py_CLEAR(current);
     return (Request *)current;
 }
@@ -55,7 +55,7 @@ static int caller_may_suspend(void) {
     if (frame == NULL)
         return 0;
     PyCodeObject *code = PyFrame_GetCode(frame);
-    int flags = code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE);
+    int flags = code_object_flags((PyObject *)code) & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR | CO_ITERABLE_COROUTINE);
     Py_DECREF(code);
     return flags != 0;
 }

@@ -1,7 +1,5 @@
 /* The Python face of a request: context manager, decorator, attributes. */
 #include "core.h"
-#include <structmember.h>
-#include <stddef.h>
 
 static Request *free_requests[64];
 static int free_request_count = 0;
@@ -29,9 +27,9 @@ PyObject *request_new(Recorder *rec, Class *c) {
     Request *r;
     if (free_request_count > 0) {
         r = free_requests[--free_request_count];
-        revive((PyObject *)r);
+        revive((PyObject *)r, TYPE(Request));
     } else {
-        r = PyObject_New(Request, &Request_Type);
+        r = PyObject_New(Request, TYPE(Request));
         if (r == NULL)
             return NULL;
     }
@@ -137,10 +135,12 @@ static void request_dealloc(PyObject *self) {
     Py_CLEAR(r->packed);
     Py_CLEAR(r->outer);
     Py_CLEAR(r->rec);
-    if (free_request_count < (int)(sizeof free_requests / sizeof *free_requests))
+    if (free_request_count < (int)(sizeof free_requests / sizeof *free_requests)) {
+        rest(self);
         free_requests[free_request_count++] = r;
-    else
-        PyObject_Free(self);
+    } else {
+        object_free(self);
+    }
 }
 
 /* --- methods and attributes --- */
@@ -272,16 +272,12 @@ static PyObject *request_repr(PyObject *self) {
     return PyUnicode_FromFormat("<inferscope request %R id=%lld%s>", r->class_->request, (long long)r->id, r->open ? " open" : "");
 }
 
-PyTypeObject Request_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Request",
-    .tp_basicsize = sizeof(Request),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "One request: a context manager and a decorator; made by Recorder.request().",
-    .tp_dealloc = request_dealloc,
-    .tp_repr = request_repr,
-    .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Request, vectorcall),
-    .tp_weaklistoffset = offsetof(Request, weakrefs),
-    .tp_methods = request_methods,
-    .tp_getset = request_getset,
-};
+DEFINE_TYPE(Request, "Request", sizeof(Request),
+            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+            VECTORCALL_AT(Request, vectorcall) WEAKREFS_AT(Request, weakrefs),
+            SLOT(tp_doc, "One request: a context manager and a decorator; made by Recorder.request().")
+            SLOT(tp_dealloc, request_dealloc)
+            SLOT(tp_repr, request_repr)
+            SLOT(tp_call, PyVectorcall_Call)
+            SLOT(tp_methods, request_methods)
+            SLOT(tp_getset, request_getset))

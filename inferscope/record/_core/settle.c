@@ -214,7 +214,7 @@ static PyObject *number(int64_t n) {
 static PyObject *recorder_pin(PyObject *self, PyObject *request) {
     Recorder *rec = (Recorder *)self;
     Request *r = (Request *)request;
-    if (!Py_IS_TYPE(request, &Request_Type) || r->rec != rec || !r->open)
+    if (!Py_IS_TYPE(request, TYPE(Request)) || r->rec != rec || !r->open)
         return PyLong_FromLong(0);
     if (r->pin == NULL && pin_new(rec, r) == NULL) {
         rec->pins_refused++;

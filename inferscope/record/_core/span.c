@@ -7,7 +7,6 @@
  * type and calls them with the instance in front, which is what EnterExit's own call is for.
  */
 #include "frame.h"
-#include <stddef.h>
 
 enum { SPAN_NEW, SPAN_ENTERED, SPAN_NESTED, SPAN_ORPHAN }; /* NESTED: entered, and entered again; ORPHAN: outlived its recorder */
 
@@ -47,30 +46,23 @@ static PyObject *enter_exit_call(PyObject *self, PyObject *const *args, size_t n
     return NULL;
 }
 
-PyTypeObject EnterExit_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.EnterExit",
-    .tp_basicsize = sizeof(EnterExit),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "Shared __enter__/__exit__ descriptor that binds to the instance itself.",
-    .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(EnterExit, vectorcall),
-    .tp_descr_get = enter_exit_get,
-};
+DEFINE_TYPE(EnterExit, "EnterExit", sizeof(EnterExit),
+            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+            VECTORCALL_AT(EnterExit, vectorcall),
+            SLOT(tp_doc, "Shared __enter__/__exit__ descriptor that binds to the instance itself.")
+            SLOT(tp_call, PyVectorcall_Call)
+            SLOT(tp_descr_get, enter_exit_get))
 
-/* Puts the one descriptor under both names of a ready static type. */
+/* Puts the one descriptor under both names of a ready type. */
 int enter_exit_install(PyTypeObject *type) {
     static EnterExit *shared = NULL;
     if (shared == NULL) {
-        shared = PyObject_New(EnterExit, &EnterExit_Type);
+        shared = PyObject_New(EnterExit, TYPE(EnterExit));
         if (shared == NULL)
             return -1;
         shared->vectorcall = enter_exit_call;
     }
-    if (PyDict_SetItemString(type->tp_dict, "__enter__", (PyObject *)shared) < 0 ||
-        PyDict_SetItemString(type->tp_dict, "__exit__", (PyObject *)shared) < 0)
-        return -1;
-    PyType_Modified(type);
-    return 0;
+    return type_set(type, "__enter__", (PyObject *)shared) < 0 || type_set(type, "__exit__", (PyObject *)shared) < 0 ? -1 : 0;
 }
 
 /* --- Span --- */
@@ -90,9 +82,9 @@ static inline PyObject *span_new(Recorder *rec, const Def *def) {
     Span *s;
     if (LIKELY(free_span_count > 0)) {
         s = free_spans[--free_span_count];
-        revive((PyObject *)s);
+        revive((PyObject *)s, TYPE(Span));
     } else {
-        s = PyObject_New(Span, &Span_Type);
+        s = PyObject_New(Span, TYPE(Span));
         if (s == NULL)
             return NULL;
         s->vectorcall = span_vectorcall;
@@ -158,10 +150,12 @@ static void span_dealloc(PyObject *self) {
         span_abandon(s);
     if (s->owns)
         Py_DECREF(s->rec);
-    if (LIKELY(free_span_count < FREE_SPANS))
+    if (LIKELY(free_span_count < FREE_SPANS)) {
+        rest(self);
         free_spans[free_span_count++] = s;
-    else
-        PyObject_Free(self);
+    } else {
+        object_free(self);
+    }
 }
 
 /* The same object entered again while open: a fresh span, last in first out. */
@@ -243,17 +237,14 @@ static PyObject *span_name(PyObject *self, void *closure) {
 
 static PyGetSetDef span_getset[] = {{"name", span_name, NULL, "The stage's name.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
 
-PyTypeObject Span_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Span",
-    .tp_basicsize = sizeof(Span),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "One timed region: a context manager and a decorator; made by Recorder.stage().",
-    .tp_dealloc = span_dealloc,
-    .tp_repr = span_repr,
-    .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Span, vectorcall),
-    .tp_getset = span_getset,
-};
+DEFINE_TYPE(Span, "Span", sizeof(Span),
+            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+            VECTORCALL_AT(Span, vectorcall),
+            SLOT(tp_doc, "One timed region: a context manager and a decorator; made by Recorder.stage().")
+            SLOT(tp_dealloc, span_dealloc)
+            SLOT(tp_repr, span_repr)
+            SLOT(tp_call, PyVectorcall_Call)
+            SLOT(tp_getset, span_getset))
 
 /* --- no-op --- */
 
@@ -317,20 +308,17 @@ static PyGetSetDef noop_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyTypeObject Noop_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Noop",
-    .tp_basicsize = sizeof(Noop),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "Stands for a stage or a request while the recorder is disabled.",
-    .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Noop, vectorcall),
-    .tp_methods = noop_methods,
-    .tp_getset = noop_getset,
-};
+DEFINE_TYPE(Noop, "Noop", sizeof(Noop),
+            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+            VECTORCALL_AT(Noop, vectorcall),
+            SLOT(tp_doc, "Stands for a stage or a request while the recorder is disabled.")
+            SLOT(tp_call, PyVectorcall_Call)
+            SLOT(tp_methods, noop_methods)
+            SLOT(tp_getset, noop_getset))
 
 int noop_setup(void) {
     if (noop_object == NULL) {
-        Noop *n = PyObject_New(Noop, &Noop_Type);
+        Noop *n = PyObject_New(Noop, TYPE(Noop));
         if (n == NULL)
             return -1;
         n->vectorcall = noop_vectorcall;
@@ -396,12 +384,12 @@ static PyObject *attach_vectorcall(PyObject *self, PyObject *const *args, size_t
 }
 
 PyObject *attach_new(Recorder *rec, PyObject *request) {
-    Attach *a = PyObject_New(Attach, &Attach_Type);
+    Attach *a = PyObject_New(Attach, TYPE(Attach));
     if (a == NULL)
         return NULL;
     a->vectorcall = attach_vectorcall;
     a->rec = (Recorder *)Py_NewRef((PyObject *)rec);
-    a->request = Py_NewRef(Py_IS_TYPE(request, &Request_Type) && ((Request *)request)->rec == rec ? request : Py_None);
+    a->request = Py_NewRef(Py_IS_TYPE(request, TYPE(Request)) && ((Request *)request)->rec == rec ? request : Py_None);
     a->before = NULL;
     return (PyObject *)a;
 }
@@ -411,15 +399,12 @@ static void attach_dealloc(PyObject *self) {
     Py_XDECREF(a->before);
     Py_DECREF(a->request);
     Py_DECREF(a->rec);
-    PyObject_Free(self);
+    object_free(self);
 }
 
-PyTypeObject Attach_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "inferscope.record._native.Attach",
-    .tp_basicsize = sizeof(Attach),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "Makes a request current in this thread or task; made by Recorder.attach().",
-    .tp_dealloc = attach_dealloc,
-    .tp_call = PyVectorcall_Call,
-    .tp_vectorcall_offset = offsetof(Attach, vectorcall),
-};
+DEFINE_TYPE(Attach, "Attach", sizeof(Attach),
+            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+            VECTORCALL_AT(Attach, vectorcall),
+            SLOT(tp_doc, "Makes a request current in this thread or task; made by Recorder.attach().")
+            SLOT(tp_dealloc, attach_dealloc)
+            SLOT(tp_call, PyVectorcall_Call))

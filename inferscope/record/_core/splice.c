@@ -242,7 +242,7 @@ static PyObject *recorder_splice(PyObject *self, PyObject *const *args, Py_ssize
         PyErr_SetString(PyExc_TypeError, "splice() takes what a carrier packed and a request");
         return NULL;
     }
-    if (!rec->enabled || args[0] == Py_None || !Py_IS_TYPE(args[1], &Request_Type) || ((Request *)args[1])->rec != rec)
+    if (!rec->enabled || args[0] == Py_None || !Py_IS_TYPE(args[1], TYPE(Request)) || ((Request *)args[1])->rec != rec)
         Py_RETURN_NONE;
     Splice s = {.r = (Request *)args[1]};
     int readable = unpack_spans(rec, args[0], &s);
@@ -265,7 +265,7 @@ static PyObject *recorder_splice(PyObject *self, PyObject *const *args, Py_ssize
 /* idle_since(request) -> when it last began or ended a region: since then it waits, or works on what has no name. 0 when closed. */
 static PyObject *recorder_idle_since(PyObject *self, PyObject *request) {
     (void)self;
-    if (!Py_IS_TYPE(request, &Request_Type) || !((Request *)request)->open)
+    if (!Py_IS_TYPE(request, TYPE(Request)) || !((Request *)request)->open)
         return PyLong_FromLong(0);
     const Frame *top = ((Request *)request)->top;
     return PyLong_FromLongLong(top->last_end > top->start ? top->last_end : top->start);

@@ -183,10 +183,10 @@ int stand_in_setup(void) {
     str_active = PyUnicode_InternFromString("active");
     str_enabled = PyUnicode_InternFromString("enabled");
     str_is_cpu = PyUnicode_InternFromString("is_cpu");
-    PyObject *descriptor = PyDescr_NewMethod(&Recorder_Type, &stand_in_method);
+    PyObject *descriptor = PyDescr_NewMethod(TYPE(Recorder), &stand_in_method);
     int rc = str_active == NULL || str_enabled == NULL || str_is_cpu == NULL || descriptor == NULL
                  ? -1
-                 : PyDict_SetItemString(Recorder_Type.tp_dict, stand_in_method.ml_name, descriptor);
+                 : type_set(TYPE(Recorder), stand_in_method.ml_name, descriptor);
     Py_XDECREF(descriptor);
     return rc;
 }
