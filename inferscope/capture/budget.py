@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from inferscope.clock import NS_PER_MS, NS_PER_S
@@ -13,7 +13,7 @@ from inferscope.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CaptureBudget", "Spending"]
+__all__ = ["CaptureBudget", "Counts", "Spending"]
 
 _HOUR_NS: Final = 3600 * NS_PER_S
 _LIKELY_NS: Final = 2 * NS_PER_S
@@ -89,6 +89,31 @@ class CaptureBudget:
                 raise ConfigurationError(key, value, f"expected {accepted}")
         if not isinstance(self.all_threads, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers without type checks)
             raise ConfigurationError("all_threads", self.all_threads, "expected True or False")
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened; running totals."""
+
+    sessions: int = 0
+    kept: int = 0
+    dropped: int = 0
+    saved: int = 0
+    save_failed: int = 0
+    empty: int = 0
+    busy: int = 0
+    """Drawn requests that found another session open."""
+    unopened: int = 0
+    """Drawn requests without a region to record."""
+    yielded: int = 0
+    abandoned: int = 0
+    truncated: int = 0
+    stalls_ns: dict[str, int] = field(default_factory=lambda: {"start": 0, "stop": 0, "save": 0})
+    refused: dict[str, int] = field(default_factory=dict[str, int])
+
+    def refuse(self, reason: str) -> None:
+        """Count a refusal by its guard."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
 
 
 class Spending:

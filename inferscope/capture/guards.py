@@ -21,7 +21,7 @@ from inferscope.capture import session
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["REASONS", "ProfilerGate", "arm_refusal", "disk_low", "memory_low", "profiler_active", "session_refusal"]
+__all__ = ["REASONS", "ProfilerGate", "arm_refusal", "disk_low", "kineto_active", "memory_low", "profiler_active", "session_refusal"]
 
 REASONS: Final[Mapping[str, str]] = {
     "torch_not_imported": "the application has not imported torch",
@@ -76,12 +76,18 @@ def _native_probe(library: str) -> Callable[[], bool] | None:
 def profiler_active(torch: Any) -> bool:
     """Whether any profiler records in this process, ours included.
 
-    The Python flag goes False when any of several profilers stops, the C++ one does not; either is enough.
+    The Python flag goes False when any of several profilers stops, the C++ one does not; either is enough. The older recorder sets
+    neither: it is known on its own thread, where it would refuse ours.
     """
-    if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
+    if getattr(torch.autograd.profiler, "_is_profiler_enabled", False) or torch.autograd._profiler_enabled():  # noqa: SLF001
         return True
+    return kineto_active(torch)
+
+
+def kineto_active(torch: Any) -> bool:
+    """Whether Kineto records in this process, on whichever thread; False where this torch does not tell."""
     probe = _native_probe(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"))
-    return bool(probe()) if probe is not None else bool(torch.autograd._profiler_enabled())  # noqa: SLF001  (own thread only, better than nothing)
+    return probe is not None and bool(probe())
 
 
 def greenlets() -> bool:
@@ -191,7 +197,9 @@ class ProfilerGate:
         self._wrap(profiler.profile, "_prepare_trace", self._enter)
         # Prepared before we came, or scheduled: it begins to record now.
         self._wrap(profiler.profile, "_start_trace", self._enter)
-        for kind in (getattr(profiler, "emit_nvtx", None), getattr(profiler, "emit_itt", None)):
+        # The older recorder bears no second one on its thread; ours is such a one.
+        older = getattr(sys.modules.get("torch.autograd.profiler_legacy"), "profile", None)
+        for kind in (getattr(profiler, "emit_nvtx", None), getattr(profiler, "emit_itt", None), older):
             if kind is not None:
                 self._wrap(kind, "__enter__", self._begin_ranges)
                 self._wrap(kind, "__exit__", self._end_ranges)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from inferscope.capture import guards, session
-from inferscope.capture.budget import Spending
+from inferscope.capture import guards, light, session
+from inferscope.capture.budget import Counts, Spending
 from inferscope.capture.gpu import Gpu
 from inferscope.capture.session import Machine, Options, Session, State
+from inferscope.capture.stops import LEARN_EVERY, Stops
 from inferscope.clock import NS_PER_MS, NS_PER_S
 from inferscope.device.backends import captures
 
@@ -32,42 +33,6 @@ _USER_STEP_S: Final = 0.02
 EXIT_WAIT_S: Final = 0.5
 SLOWEST_STALL_NS: Final = 50 * NS_PER_MS
 """CPU time of one start and stop above which it counts as a fault."""
-SHAPES_STOP_NS: Final = 2 * NS_PER_MS
-"""Estimated stop up to which a session may record shapes without being asked."""
-_SHAPES_FACTOR: Final = 5.0
-"""How much longer a stop takes by the event with shapes: 6.9 to 14 us against 1.8 to 2.8 us."""
-_STOP_TARGET_NS: Final = 5 * NS_PER_MS
-_STOP_FLOOR_NS: Final = NS_PER_MS // 2
-_LIMITS_NS: Final = (5 * NS_PER_MS, 2000 * NS_PER_MS)
-_FIRST_LIMIT_NS: Final = 500 * NS_PER_MS
-_WORST_RATIO: Final = 2.5
-"""A stop takes 2.8 us for an operator that takes 1.2 us."""
-_REGIONS: Final = 128  # whose stops are remembered
-
-
-@dataclass(slots=True)
-class Counts:
-    """What happened; running totals."""
-
-    sessions: int = 0
-    kept: int = 0
-    dropped: int = 0
-    saved: int = 0
-    save_failed: int = 0
-    empty: int = 0
-    busy: int = 0
-    """Drawn requests that found another session open."""
-    unopened: int = 0
-    """Drawn requests without a region to record."""
-    yielded: int = 0
-    abandoned: int = 0
-    truncated: int = 0
-    stalls_ns: dict[str, int] = field(default_factory=lambda: {"start": 0, "stop": 0, "save": 0})
-    refused: dict[str, int] = field(default_factory=dict[str, int])
-
-    def refuse(self, reason: str) -> None:
-        """Count a refusal by its guard."""
-        self.refused[reason] = self.refused.get(reason, 0) + 1
 
 
 class Recording:
@@ -96,9 +61,7 @@ class Recording:
         self._set_armed = set_armed
         self._clock = clock
         self._cooled_ns = 0
-        self._stop_ratios: dict[tuple[bool, bool], float] = {}
-        """CPU time of a stop for each ns of CPU time recorded, by whether shapes and stacks were."""
-        self._stops_ns: dict[tuple[str, bool], float] = {}
+        self._stops = Stops()
         self.machine.move(State.IDLE)
 
     # Arming
@@ -174,6 +137,8 @@ class Recording:
         self.mutex = threading.RLock()
         if self.window is not None:
             self.window.forget()
+        if self.session is not None:
+            self.session.lost(occupied=self.gate.occupied())
         self.session = self.window = None
         self._armed = False
         self.machine.reason = "forked"
@@ -224,15 +189,18 @@ class Recording:
                 held.release()
                 self.counts.refuse(reason or "disabled")
                 return None
-            asked = asked or Options(shapes=shapes and self._shapes_are_cheap(region))
-            running = self.session = Session(request.id, region, self._limit_ns(asked, allow_ns), self._clock)
+            asked = asked or self._least(region, device, shapes=shapes)
+            running = self.session = Session(request.id, region, self._stops.limit_ns(asked, allow_ns), self._clock)
         running.why_no_device, running.allow_ns = without, allow_ns or 0
         request.profiled = True
         self.counts.sessions += 1
-        self.gpu.opened(device)
+        if not asked.light:
+            self.gpu.opened(device)
         try:
             running.open(self._torch, replace(asked, device=device))
         except Exception as error:
+            if asked.light:
+                light.give_up(f"start: {type(error).__name__}")
             running.discard, running.end_ns = True, self._clock()
             self._after(running, held)
             self.fault(f"start: {type(error).__name__}")
@@ -241,41 +209,29 @@ class Recording:
             self.close(running)
         return running
 
-    def _shapes_are_cheap(self, region: str) -> bool:
-        """By what stops of this region took; unknown is dear."""
-        with_shapes, without = self._stops_ns.get((region, True)), self._stops_ns.get((region, False))
-        if with_shapes is not None:
-            return with_shapes <= SHAPES_STOP_NS
-        return without is not None and without * _SHAPES_FACTOR <= SHAPES_STOP_NS
+    def _least(self, region: str, device: str | None, *, shapes: bool) -> Options:
+        """What is recorded when nobody asked: operators, with shapes where those are cheap; without Kineto where that is not needed."""
+        if shapes and self._stops.shapes_are_cheap(region):
+            return Options(shapes=True)
+        return Options(light=device is None and light.available(self._torch))
 
-    def _limit_ns(self, asked: Options, allow_ns: int | None) -> int:
-        """CPU time of the longest session whose stop should stay near its target, from what earlier stops took: a stop costs by the event."""
-        ratio = self._stop_ratios.get((asked.shapes, asked.stacks), 0.0)
-        if ratio <= 0.0:
-            # What somebody allows holds for the first session too: small operators back to back make this much.
-            return _FIRST_LIMIT_NS if allow_ns is None else max(int(allow_ns / (_WORST_RATIO * (1 + 3 * asked.shapes + asked.stacks))), 1)
-        target = _STOP_TARGET_NS if allow_ns is None else allow_ns
-        return min(max(int(target / ratio), _LIMITS_NS[0]), _LIMITS_NS[1])
-
-    def close(self, running: Session) -> None:
-        """Stop the session; on its own thread only, once."""
+    def close(self, running: Session, *, unwanted: bool = False) -> None:
+        """Stop the session; on its own thread only, once. What is `unwanted` need not be fetched, but for some, which tell what that costs."""
         held = session.lock
+        if unwanted and running.asked.light and self.counts.sessions % LEARN_EVERY and self._stops.knows(running.region):
+            running.discard = True
         try:
             # A synchronisation breaks a graph that another thread captures.
-            if not running.close(wait_for_device=not captures.open):
+            others = running.yielded and guards.kineto_active(self._torch)
+            if not running.close(wait_for_device=not captures.open, others=others):
                 running.mute()
                 return
         except Exception as error:
             self._after(running, held)
             self.fault(f"stop: {type(error).__name__}")
             raise
-        ratio = max(running.stop_cpu_ns - _STOP_FLOOR_NS, 0) / max(running.cpu_ns, NS_PER_MS)
-        kind = running.asked.shapes, running.asked.stacks
-        self._stop_ratios[kind] = 0.8 * self._stop_ratios.get(kind, ratio) + 0.2 * ratio
-        key = (running.region, running.asked.shapes)
-        before = self._stops_ns.get(key)
-        if before is not None or len(self._stops_ns) < _REGIONS:
-            self._stops_ns[key] = running.stop_cpu_ns if before is None else 0.8 * before + 0.2 * running.stop_cpu_ns
+        if not running.discard:
+            self._stops.learn(running)
         self.gpu.closed(running.device, running.end_ns)
         if running.discard or running.yielded:
             running.results = None
@@ -339,6 +295,8 @@ class Recording:
             if self._clock() >= deadline:
                 break
         left = self.session or self.window
+        if isinstance(left, Session) and left.asked.light:
+            return  # it is in nobody's way, and ends at the next hook on its thread
         if left is not None and left.abandon("poisoned"):
             self._poisoned()
         elif session.lock.acquire(timeout=USER_WAIT_S):
@@ -360,8 +318,15 @@ class Recording:
         return os.path.exists(f"/proc/self/task/{running.native}") or not os.path.isdir("/proc/self/task")  # noqa: PTH110, PTH112  (once a tick)
 
     def _bury(self, running: Session) -> None:
-        """A thread died with its session open; without this the process would crash at exit."""
-        if running.abandon("poisoned"):
+        """A thread died with its session open; unless it was a light one, the process would crash at exit without this."""
+        if not running.abandon("poisoned"):
+            return
+        if running.asked.light:
+            running.discard = True
+            running.lost(occupied=self.gate.occupied())
+            self.counts.abandoned += 1
+            self._after(running, session.lock)
+        else:
             session.run_empty(self._torch)
             self.session = None
             self._poisoned()

@@ -70,7 +70,7 @@ class _Drawn:
     armed: _Armed
     at_ns: int
     pick: int
-    """Which of the request's regions is recorded, from 0."""
+    """Which of the request's regions is recorded, from 0: one that awaits has several, and each gets its turn."""
     session: Session | None = None
     regions: int = 0
     outer: str | None = None
@@ -229,7 +229,6 @@ class RequestScopedCapture:
                 return False
         finally:
             recording.mutex.release()
-        # An asynchronous request has several regions, one after the other; each gets its turn.
         self._drawn[request.id] = _Drawn(armed, now, int(random.random() * self._regions))  # noqa: S311  (no secret)
         return True
 
@@ -280,7 +279,7 @@ class RequestScopedCapture:
                 drawn.outer = None
                 profile = drawn.session
                 if profile is not None and profile is self.recording.session and profile.thread == drawn.thread:
-                    self.recording.close(profile)
+                    self.recording.close(profile, unwanted=self._unwanted(drawn.armed, profile, request))
         self.recording.nudge()
 
     def on_finish(self, request: Any, wall_ns: int) -> None:
@@ -294,8 +293,7 @@ class RequestScopedCapture:
             counts.unopened += 1
             return
         request.profiled = True
-        if not profile.closed:
-            # Its region was left on another thread, or never: its own thread stops it at the next hook.
+        if not profile.closed:  # its region was left on another thread, or never: its own thread stops it at the next hook
             profile.discard = profile.stop_wanted = True
             self.recording.nudge()
             counts.dropped += 1
@@ -313,6 +311,14 @@ class RequestScopedCapture:
         name, tier = f"{target.prefix}-r{request.id}", target.plan.tier
         kept = Kept(name, target.directory, profile, slow, request.name, wall_ns, request.start_ns, tier=tier, requests=(request.id,))
         self.shelf.put(kept)
+
+    def _unwanted(self, armed: _Armed, profile: Session, request: Any) -> bool:
+        """Whether it is the request that ends now, surely neither slow nor one to compare with."""
+        wall_ns = self._clock() - request.start_ns - profile.start_cost_ns
+        if profile.region != request.name or armed.target.keep_all or wall_ns > armed.target.threshold_ns:
+            return False
+        middle = armed.target.body_ns() if armed.body < self.budget.body else None
+        return middle is None or wall_ns < middle[0]
 
     def _verdict(self, armed: _Armed, profile: Session, wall_ns: int) -> bool | None:
         """True to keep as slow, False to keep as ordinary, None to drop; `wall_ns` is without our own stall."""

@@ -129,11 +129,12 @@ def save_trace(kept: Kept, clock: Callable[[], int]) -> None:
         if final.exists():
             # A worker that was restarted counts its requests anew; what is on disk may be published already.
             raise EvidenceError(f"{final.name} exists already")  # noqa: TRY301  (one clean-up for all ways to fail)
-        begun = clock()
+        begun, held = clock(), None
         try:
-            results.save(str(raw))  # holds the interpreter throughout
+            held = results.save(str(raw))
         finally:
-            kept.save_cost_ns = clock() - begun
+            # Kineto holds the interpreter throughout; what leaves it to others says for how long it did not.
+            kept.save_cost_ns = clock() - begun if held is None else held
         scrubber = Scrubber(_is_operator)
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="ascii") as file:
             whole = scrubber.copy(raw, file)
@@ -182,6 +183,7 @@ def write_side(kept: Kept) -> None:
         "truncated": own.truncated,
         "shapes": own.asked.shapes,
         "stacks": own.asked.stacks,
+        "light": own.asked.light,
         "scrubbed": kept.scrubbed,
         "stall_ms": stalls,
         "gil_gap_ms": max(stalls.values()),

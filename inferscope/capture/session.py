@@ -1,6 +1,6 @@
 """One profiler session on one thread, and the states that captures go through.
 
-What kills a process with torch 2.13, each reproduced on that version: two thread-local sessions that overlap on two threads, whichever
+What kills a process with torch 2.13, each reproduced on that version, where Kineto records: two thread-local sessions that overlap on two threads, whichever
 stops first; a session that is still open when the interpreter exits on its thread, or whose thread has died. What does not: a session
 that is never stopped while others come and go. Hence one lock for the process, a stop on the thread that started, and `abandon` as
 the last resort.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from inferscope.capture.light import Light
 from inferscope.clock import NS_PER_S, now_ns
 
 if TYPE_CHECKING:
@@ -180,12 +181,14 @@ class Options:
         shapes: Dimensions of operators' inputs; a stop then takes about four times as long by the event.
         stacks: Python functions, with file and line; two to four times as many events. For operators only.
         all_threads: Every thread of the process instead of the calling one.
+        light: Operators of the calling thread alone, without Kineto; see `light`.
     """
 
     device: str | None = None
     shapes: bool = False
     stacks: bool = False
     all_threads: bool = False
+    light: bool = False
 
 
 def _config(torch: Any, asked: Options) -> Any:
@@ -211,6 +214,8 @@ def profiler(torch: Any, asked: Options) -> Any:
     Raises:
         TypeError: This torch cannot record all threads.
     """
+    if asked.light:
+        return Light(torch)
     options: dict[str, Any] = {"use_kineto": True, "experimental_config": _config(torch, asked)}
     if asked.device is not None:
         options["use_device"] = asked.device
@@ -226,6 +231,17 @@ def profiler(torch: Any, asked: Options) -> Any:
 def is_ours(profile: Any) -> bool:
     """Whether a profiler was made by `profiler`, in whichever room of this process."""
     return bool(getattr(profile, _MARK, False))
+
+
+def _stop(profile: Any, *, keep: bool, flag: bool) -> Any:
+    """Stop a profiler; returns what it recorded, or None when that is not wanted and can be left where it is."""
+    if isinstance(profile, Light):
+        profile.flag = flag
+        if not keep:
+            profile.drop()
+            return None
+    profile.__exit__(None, None, None)
+    return profile.kineto_results
 
 
 class Session:
@@ -311,11 +327,12 @@ class Session:
         """Whether it has grown too long; asked on its own thread."""
         return time.thread_time_ns() - self.cpu_ns > self.limit_ns or self._clock() - self.opened_ns > LONGEST_NS
 
-    def close(self, *, wait_for_device: bool = True) -> bool:
+    def close(self, *, wait_for_device: bool = True, others: bool = False) -> bool:
         """Stop recording; on the thread of `open` only. False when it was closed or abandoned before.
 
         Args:
             wait_for_device: Whether torch may synchronise the device, which breaks a graph that another thread is capturing. Default True.
+            others: Whether a profiler of the application records by now. Default False.
         """
         if not self._claim.acquire(blocking=False):
             return False
@@ -328,8 +345,7 @@ class Session:
             if not wait_for_device:
                 profile.use_device, self.tail_lost = None, True
         try:
-            profile.__exit__(None, None, None)
-            self.results = profile.kineto_results
+            self.results = _stop(profile, keep=not self.discard, flag=others)
         finally:
             self.end_ns = self._clock()
             self.stop_cost_ns = self.end_ns - begun
@@ -337,12 +353,19 @@ class Session:
         return True
 
     def abandon(self, reason: str) -> bool:
-        """Give up stopping it, from any thread; False when it is being closed. This process captures no more."""
+        """Give up stopping it, from any thread; False when it is being closed. But for a light one, this process captures no more."""
         if not self._claim.acquire(blocking=False):
             return False
-        poison(reason)
+        if not self.asked.light:
+            poison(reason)
         self.abandoned = True
         return True
+
+    def lost(self, *, occupied: bool) -> None:
+        """Its thread is gone, and a light session with it, but for the flag; `occupied` when that belongs to another profiler."""
+        self.end_ns = self._clock()
+        if self.asked.light and not occupied:
+            self._torch.autograd.profiler._is_profiler_enabled = False  # noqa: SLF001  (as torch's own)
 
     def mute(self) -> None:
         """On the thread of an abandoned session: remove its callbacks, or its buffers would grow for the thread's life (200 B an event)."""

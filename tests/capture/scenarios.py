@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from inferscope.capture import CaptureBudget, RequestScopedCapture, State, Target
+from inferscope.capture import CaptureBudget, RequestScopedCapture, State, Target, light
 from inferscope.capture import recording as recording_module
 from inferscope.capture import window as window_module
 from inferscope.capture import windows as windows_module
@@ -456,8 +456,9 @@ def user_waits_in_vain(directory: Path) -> None:
     assert sum(event.name == "aten::add" for event in profile.function_events) == 25
     leave.set()
     thread.join()
-    assert capture.state is State.TRIPPED
-    assert capture.arm(Target("test", directory, "score", 0)) is not None
+    if not light.available(torch):
+        assert capture.state is State.TRIPPED
+        assert capture.arm(Target("test", directory, "score", 0)) is not None
     with torch.autograd.profiler.profile(use_kineto=True) as profile:
         operators(25)
     assert sum(event.name == "aten::add" for event in profile.function_events) == 25
@@ -486,7 +487,7 @@ def user_overtakes(directory: Path) -> None:
         thread.join()
         operators(25)
     assert sum(event.name == "aten::add" for event in profile.function_events) == 50
-    assert capture.recording.counts.abandoned == 1
+    assert capture.recording.counts.abandoned == (0 if light.available(torch) else 1)
 
 
 def first_capture(directory: Path) -> None:
@@ -542,7 +543,9 @@ def nurse(pid: int, limit_s: float = 60.0) -> int:
 
 
 def main(root: Path, calls: list[str]) -> None:
-    """Run each scenario ("name" or "name:number") in a fork of this process, which has imported torch and never used it to profile."""
+    """Run each scenario ("name" or "name:number", after "kineto+" with Kineto's sessions alone) in a fork of this process, which has imported
+    torch and never used it to profile.
+    """
     statuses = {}
     for call in calls:
         name, _, number = call.partition(":")
@@ -551,7 +554,9 @@ def main(root: Path, calls: list[str]) -> None:
         if not pid:
             for descriptor, file in ((1, "stdout"), (2, "stderr")):
                 os.dup2(os.open(root / f"{name}.{file}", os.O_WRONLY | os.O_CREAT), descriptor)
-            globals()[name](root / name, *([int(number)] if number else []))
+            if name.startswith("kineto+"):
+                light.give_up("to test Kineto")
+            globals()[name.removeprefix("kineto+")](root / name, *([int(number)] if number else []))
             return
         statuses[name] = nurse(pid, 120.0 + 2.0 * int(number or 0))
     say(json.dumps(statuses))

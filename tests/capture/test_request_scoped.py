@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inferscope.capture import CaptureBudget, RequestScopedCapture, State, Target, recording, saving, session
+from inferscope.capture import CaptureBudget, RequestScopedCapture, State, Target, saving, session, stops
 from inferscope.capture.request_scoped import DRAWN_LIMIT, synchronous
 from inferscope.record import core
 from inferscope.types import ClassKey, Column, Reason, RequestRecord, SpanRecord
@@ -251,7 +251,7 @@ def test_a_region_that_is_left_on_another_thread_is_stopped_by_its_own(bench):
 
 
 def test_a_session_that_grows_too_long_is_stopped_at_the_next_hook(bench, monkeypatch):
-    monkeypatch.setattr(recording, "_FIRST_LIMIT_NS", 1)
+    monkeypatch.setattr(stops, "_FIRST_LIMIT_NS", 1)
     b = bench()
     request = b.draw()
     b.capture.on_enter(request, "score", "call")

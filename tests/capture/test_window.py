@@ -410,15 +410,18 @@ def test_shapes_come_by_themselves_where_a_stop_is_cheap(bench, tmp_path):
     b = bench(threshold_ns=0)
     b.capture.windows.disarm()
     b.capture.recording.spending.draw = lambda _now, **_: True
-    for _ in range(4):
+    for _ in range(6):
         with b.recorder.request("score"):
             torch.add(SMALL, SMALL)
     b.save()
     said = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("captures/s0-r?.json"))]
-    assert [row["shapes"] for row in said] == [False, True, True, True]
-    b.capture.recording._stops_ns[("score", True)] = 3 * MS
-    assert not b.capture.recording._shapes_are_cheap("score")
-    assert not b.capture.recording._shapes_are_cheap("never seen")
+    assert not said[0]["shapes"], "nothing is known before the first stop"
+    assert sum(row["shapes"] for row in said) == 3
+    assert [row["light"] for row in said] == [not row["shapes"] for row in said]
+    stops = b.capture.recording._stops
+    stops._took_ns[("score", True)] = 3 * MS
+    assert not stops.shapes_are_cheap("score")
+    assert not stops.shapes_are_cheap("never seen")
 
 
 def test_shapes_are_not_tried_for_ever(bench):
