@@ -32,6 +32,15 @@ def ready(*slos, **keywords):
     return trigger
 
 
+def test_an_objective_burns_while_more_is_bad_than_it_allows():
+    trigger = ready(SLO("fast", p99_ms=20), SLO("slow", p95_ms=200))
+    calm = [Counts(1000, 9), Counts(1000, 45)]
+    assert not trigger.burns(calm)
+    assert trigger.burns([Counts(1000, 11), Counts(1000, 0)])
+    assert trigger.burns([Counts(1000, 0), Counts(1000, 51)])
+    assert not trigger.burns([Counts(10, 2), Counts(10, 0)]), "two bad requests are no fire"
+
+
 def test_a_breach_says_all_an_incident_needs():
     trigger = ready(SLO("fast", p99_ms=20, request="score/v1"))
     assert pooled(trigger, 300, (500, 1, 0)) == []

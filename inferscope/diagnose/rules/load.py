@@ -11,9 +11,10 @@ from inferscope.diagnose.findings import Texts, of_share, plain
 from inferscope.types import Evidence, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from inferscope.diagnose.findings import Context
+    from inferscope.diagnose.host import HostRequest
     from inferscope.types import FloatArray, Share
 
 __all__ = ["batching", "cold_start", "head_of_line", "saturation"]
@@ -256,18 +257,32 @@ def batching(context: Context) -> Iterable[Finding]:
 
 
 def _batches(context: Context) -> Iterable[Evidence]:
-    """Service time of the batches, and how many retained requests shared one: those with the same work at the same time on the same thread."""
+    """Service time of the batches, and of those that served several retained requests how they formed."""
     for row in context.horizon.batches:
         yield Evidence(f"service time of a batch ({row.name}), mean", round(row.sum_ns / row.count / 1e6, 2), "ms")
-    linked: dict[tuple[int, int, int, int], int] = {}
-    for r in context.horizon.host.requests:
-        for span in r.spans:
-            if span.thread != r.thread and context.horizon.columns[span.column].kind != "queue":
-                key = (r.slot, span.thread, span.start_ns, span.end_ns)
-                linked[key] = linked.get(key, 0) + 1
-    shared = [count for count in linked.values() if count > 1]
+    shared = [waits for waits in _waits_by_batch(context) if len(waits) > 1]
     if shared:
-        yield Evidence("retained requests linked to one batch, most", max(shared), "requests")
+        yield Evidence("retained requests linked to one batch, most", max(map(len, shared)), "requests")
+        yield Evidence(
+            "from a batch's first request to its last, median", round(float(np.median([max(w) - min(w) for w in shared])) / 1e6, 2), "ms"
+        )
+        yield Evidence("from its last request to its begin, median", round(float(np.median([min(w) for w in shared])) / 1e6, 2), "ms")
+
+
+def _waits_by_batch(context: Context) -> Iterable[list[int]]:
+    """How long each retained request of a batch had waited when the batch began, ns: requests with the same work at the same time on the same thread."""
+    kinds = [column.kind for column in context.horizon.columns]
+    found: dict[tuple[int, int, int, int], list[int]] = {}
+    for r in context.horizon.host.requests:
+        ends = {span.end_ns: span.end_ns - span.start_ns for span in r.spans if kinds[span.column] == "queue"}
+        for span in r.spans:
+            if kinds[span.column] == "batch" or (span.thread != r.thread and kinds[span.column] != "queue" and not _has_batch(r, kinds)):
+                found.setdefault((r.slot, span.thread, span.start_ns, span.end_ns), []).append(ends.get(span.start_ns, 0))
+    return found.values()
+
+
+def _has_batch(request: HostRequest, kinds: Sequence[str]) -> bool:
+    return any(kinds[span.column] == "batch" for span in request.spans)
 
 
 def cold_start(context: Context) -> Iterable[Finding]:
