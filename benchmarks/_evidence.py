@@ -177,6 +177,16 @@ def stages(recorder, count):
 NAMES = [f"stage-{number}" for number in range(8)]
 
 
+def apart(recorder, count):
+    """The same with something between two stages, so that no boundary is shared."""
+    for _ in range(count):
+        with recorder.request("score"):
+            for name in NAMES:
+                with recorder.stage(name):
+                    pass
+                len(name)
+
+
 def plain(recorder, count):
     for _ in range(count):
         with recorder.request("score"):
@@ -198,29 +208,35 @@ def clocks(count):
 
 
 def cost_rows(rounds):
-    """The default tier (CPU time and switches at a request's ends) and the armed one (capture hooks on a request and its 8 stages as well)."""
+    """The default tier (CPU time and switches at a request's ends) and the armed one (capture hooks on a request and its 8 stages as well).
+
+    Armed evidence of stages is taken by the sampling thread, so that a stage reads nothing but its clock, shared boundary or not.
+    """
     default, armed = core.Recorder(), core.Recorder()
     default.cpu_mode = armed.cpu_mode = "on"
     armed.set_hooks(on_start=lambda _: False, on_enter=None, on_exit=None, on_finish=lambda _, __: None)
     armed.armed = True
-    ratios, micros = [], []
+    ratios, shared, single = [], [], []
     for _ in range(rounds):
         two = spent(clocks, 400) / 400
         ratios.append(spent(plain, default, 200) / 200 / two)
-        micros.append(spent(stages, armed, 100) / 100 / 1e3)
+        shared.append(spent(stages, armed, 100) / 100 / 1e3)
+        single.append(spent(apart, armed, 100) / 100 / 1e3)
         for recorder in (default, armed):
             recorder.drain()
             recorder.begin_epoch()
-    ratio, micro = statistics.median(ratios), statistics.median(micros)
+    ratio, together, alone = (statistics.median(values) for values in (ratios, shared, single))
     return [
         row("default tier, a request", ratio, "x two clock reads", "<= 28", holds=ratio <= 28),
-        row("armed tier, a request of 8 stages", micro, "us", "<= 25", holds=micro <= 25),
+        row("armed tier, a request of 8 stages with shared boundaries", together, "us", "<= 15", holds=together <= 15),
+        row("armed tier, a request of 8 stages apart", alone, "us", "<= 25", holds=alone <= 25),
         *sampler_rows(),
     ]
 
 
 def sampler_rows():
-    """What sampling every 10 ms costs while armed: a thread of ours pays, requests do not."""
+    """What sampling every 10 ms costs while armed, and one part in sixteen of the time: a thread of ours pays, requests do not."""
+    from inferscope.host.duty import SHARE
     from inferscope.host.gil import PERIOD_S, Sampler
 
     stop = threading.Event()
@@ -246,6 +262,13 @@ def sampler_rows():
     for thread in threads:
         thread.join()
     each = statistics.median(costs) / 1e3
+    part = each / PERIOD_S / 1e4
     return [
-        row("sampler of 16 busy threads while armed, each look", each, "us", "reported", note=f"{each / PERIOD_S / 1e4:.1f} % of a CPU")
+        row(
+            "sampler of 16 busy threads while armed, each look",
+            each,
+            "us",
+            "reported",
+            note=f"{part:.1f} % of a CPU, {part / SHARE:.2f} % while healthy",
+        )
     ]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from inferscope.diagnose.findings import grade, share_evidence
-from inferscope.types import Evidence, Finding
+from inferscope.diagnose.findings import Texts, of_share, plain
+from inferscope.types import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from inferscope.diagnose.findings import Context
     from inferscope.remote import Calls, ServerTotals
-    from inferscope.types import Share
+    from inferscope.types import Finding, Share
 
 __all__ = ["async_sleep", "json_tensors", "large_tensors", "server_queue"]
 
@@ -37,23 +37,11 @@ def _share(context: Context, model: str, *others: str) -> Share | None:
     return max((share for share in context.attribution.shares if share.name in labels), key=lambda share: share.share, default=None)
 
 
-def _finding(context: Context, share: Share | None, evidence: tuple[Evidence, ...], **words: str) -> Finding:
+def _finding(context: Context, share: Share | None, id_: str, class_: str, texts: Texts, evidence: Iterable[Evidence]) -> Finding:
     """A claim that rests on counters; severity comes from the share of the calls in the excess."""
-    severity, confidence = ("low", "low") if share is None else grade(context, share)
-    return Finding(
-        severity=words.pop("severity", severity),
-        confidence=words.pop("confidence", confidence),
-        evidence=evidence if share is None else (share_evidence(share), *evidence),
-        share=None if share is None else share.share,
-        what_if_p99_ms=None if share is None else context.plan.p99_ms(share.name),
-        id=words["id"],
-        class_=words["class_"],
-        where=words["where"],
-        claim=words["claim"],
-        refute_by=words["refute_by"],
-        fix=words["fix"],
-        rollback=words["rollback"],
-    )
+    if share is None:
+        return plain(id_, class_, texts, evidence, severity="low", confidence="low")
+    return of_share(context, share, id_, class_, texts, evidence)
 
 
 def async_sleep(context: Context) -> Iterable[Finding]:
@@ -66,20 +54,19 @@ def async_sleep(context: Context) -> Iterable[Finding]:
             continue
         # every request pays it, slow or not, so the excess of the slow ones does not show it
         matters = context.objective_broken and each >= 0.1 * context.threshold_ns
-        yield _finding(
-            context,
-            None,
-            (Evidence("mean time in async_infer", round(each / 1e6, 2), "ms"), Evidence("calls of async_infer", row.submitted, "calls")),
-            severity="medium" if matters else "low",
-            confidence="high",
-            id="TRITON_ASYNC_SLEEP",
-            class_="scheduling",
+        texts = Texts(
             where=f"tritonclient.http async_infer, model {row.model}",
             claim=f"async_infer of the HTTP client takes {each / 1e6:.1f} ms before it returns: it sleeps 10 ms in every call.",
             refute_by="Time async_infer against a server on the same machine: without the sleep it returns in well under 1 ms.",
             fix="Use tritonclient.grpc async_infer or tritonclient.http.aio, which do not sleep; or infer() in a thread.",
             rollback="Return to the HTTP client: one import.",
         )
+        evidence = (
+            Evidence("mean time in async_infer", round(each / 1e6, 2), "ms"),
+            Evidence("calls of async_infer", row.submitted, "calls"),
+        )
+        severity = "medium" if matters else "low"
+        yield plain("TRITON_ASYNC_SLEEP", "scheduling", texts, evidence, severity=severity, confidence="high")
 
 
 def json_tensors(context: Context) -> Iterable[Finding]:
@@ -88,22 +75,17 @@ def json_tensors(context: Context) -> Iterable[Finding]:
         if not row.json_inputs:
             continue
         elements = row.json_elements / row.count
-        serialized = None if row.serialize_ns is None else row.serialize_ns / row.count / 1e6
-        yield _finding(
-            context,
-            _share(context, row.model, "triton.serialize"),
-            (
-                Evidence("elements sent as JSON in a call", round(elements, 1), "elements"),
-                *(() if serialized is None else (Evidence("mean time to build the message", round(serialized, 3), "ms"),)),
-            ),
-            id="TRITON_JSON",
-            class_="communication",
-            where=f"tritonclient {row.method}, model {row.model}",
-            claim=f"Calls to {row.model} send {elements:.0f} elements as JSON text, which is hundreds of times dearer than binary data.",
-            refute_by="Send the same input with binary_data=True and compare the time in triton.serialize.",
-            fix="Call set_data_from_numpy(..., binary_data=True), the default, and ask for outputs with binary_data=True.",
-            rollback="Pass binary_data=False again.",
+        evidence = [Evidence("elements sent as JSON in a call", round(elements, 1), "elements")]
+        if row.serialize_ns is not None:
+            evidence.append(Evidence("mean time to build the message", round(row.serialize_ns / row.count / 1e6, 3), "ms"))
+        texts = Texts(
+            f"tritonclient {row.method}, model {row.model}",
+            f"Calls to {row.model} send {elements:.0f} elements as JSON text, which is hundreds of times dearer than binary data.",
+            "Send the same input with binary_data=True and compare the time in triton.serialize.",
+            "Call set_data_from_numpy(..., binary_data=True), the default, and ask for outputs with binary_data=True.",
+            "Pass binary_data=False again.",
         )
+        yield _finding(context, _share(context, row.model, "triton.serialize"), "TRITON_JSON", "communication", texts, evidence)
 
 
 def large_tensors(context: Context) -> Iterable[Finding]:
@@ -112,22 +94,19 @@ def large_tensors(context: Context) -> Iterable[Finding]:
         each = row.binary_bytes / row.count
         if each < _LARGE_BYTES or row.shared_inputs or not row.server.startswith(_LOCAL):
             continue
-        yield _finding(
-            context,
-            _share(context, row.model),
-            (
-                Evidence("binary inputs in a call", round(each / (1 << 20), 2), "MiB"),
-                Evidence("largest call", round(row.largest_bytes / (1 << 20), 2), "MiB"),
-                Evidence("mean time of a call", round(row.wall_ns / row.count / 1e6, 3), "ms"),
-            ),
-            id="TRITON_NO_SHARED_MEMORY",
-            class_="communication",
-            where=f"tritonclient {row.method}, model {row.model}",
-            claim=f"Each call sends {each / (1 << 20):.1f} MiB through a socket to {row.server}, on this machine, and copies it several times.",
-            refute_by="Register one system shared-memory region for the input on one replica and compare the time of the call.",
-            fix="Register a shared-memory region once (tritonclient.utils.shared_memory) and pass it with set_shared_memory.",
-            rollback="Send the tensors inline again; unregister the region.",
+        evidence = (
+            Evidence("binary inputs in a call", round(each / (1 << 20), 2), "MiB"),
+            Evidence("largest call", round(row.largest_bytes / (1 << 20), 2), "MiB"),
+            Evidence("mean time of a call", round(row.wall_ns / row.count / 1e6, 3), "ms"),
         )
+        texts = Texts(
+            f"tritonclient {row.method}, model {row.model}",
+            f"Each call sends {each / (1 << 20):.1f} MiB through a socket to {row.server}, on this machine, and copies it several times.",
+            "Register one system shared-memory region for the input on one replica and compare the time of the call.",
+            "Register a shared-memory region once (tritonclient.utils.shared_memory) and pass it with set_shared_memory.",
+            "Send the tensors inline again; unregister the region.",
+        )
+        yield _finding(context, _share(context, row.model), "TRITON_NO_SHARED_MEMORY", "communication", texts, evidence)
 
 
 def server_queue(context: Context) -> Iterable[Finding]:
@@ -136,51 +115,46 @@ def server_queue(context: Context) -> Iterable[Finding]:
         if server.system != "triton" or server.count < _ENOUGH or server.queue_ns < _QUEUE * server.total_ns:
             continue
         busy = server.busy_ns / (server.window_ns * server.instances) if server.window_ns and server.instances else None
-        share = _share(context, server.model)
-        evidence = _of_server(server, busy)
-        waits = server.queue_ns / server.count / 1e6
-        if busy is not None and busy >= _BUSY:
-            yield _finding(
-                context,
-                share,
-                evidence,
-                id="TRITON_INSTANCE_BOUND",
-                class_="scheduling",
-                where=f"Triton model {server.model} on {server.server}",
-                claim=f"Requests wait {waits:.1f} ms in Triton's queue, and its {server.instances} instances are busy {busy:.0%} of the time.",
-                refute_by="Add one instance on one server: if the queue stays, instances were not what was missing.",
-                fix=f"Raise instance_group count of {server.model}, or let the batcher form larger batches (now {_batch(server):.1f} a batch).",
-                rollback="Set the count back; the model reloads.",
-            )
-        elif busy is not None:
-            delay = "" if not server.max_queue_delay_ns else f" (max_queue_delay is {server.max_queue_delay_ns / 1e6:g} ms)"
-            yield _finding(
-                context,
-                share,
-                evidence,
-                id="TRITON_QUEUE_BOUND",
-                class_="scheduling",
-                where=f"Triton model {server.model} on {server.server}",
-                claim=f"Requests wait {waits:.1f} ms in Triton's queue while its instances are busy only {busy:.0%} of the time{delay}.",
-                refute_by="Set max_queue_delay_microseconds to 0 on one server: if the wait stays, the batcher is not what holds requests.",
-                fix="Lower max_queue_delay_microseconds, or add preferred sizes that the traffic fills; smooth bursts on the client's side.",
-                rollback="Set the delay back; the model reloads.",
-            )
+        if busy is None:
+            continue
+        bound = busy >= _BUSY
+        waits = f"Requests wait {server.queue_ns / server.count / 1e6:.1f} ms in Triton's queue"
+        delay = "" if not server.max_queue_delay_ns else f" (max_queue_delay is {server.max_queue_delay_ns / 1e6:g} ms)"
+        texts = Texts(
+            where=f"Triton model {server.model} on {server.server}",
+            claim=(
+                f"{waits}, and its {server.instances} instances are busy {busy:.0%} of the time."
+                if bound
+                else f"{waits} while its instances are busy only {busy:.0%} of the time{delay}."
+            ),
+            refute_by=(
+                "Add one instance on one server: if the queue stays, instances were not what was missing."
+                if bound
+                else "Set max_queue_delay_microseconds to 0 on one server: if the wait stays, the batcher is not what holds requests."
+            ),
+            fix=(
+                f"Raise instance_group count of {server.model}, or let the batcher form larger batches (now {_batch(server):.1f} a batch)."
+                if bound
+                else "Lower max_queue_delay_microseconds, or add preferred sizes that the traffic fills; smooth bursts on the client's side."
+            ),
+            rollback=f"Set the {'count' if bound else 'delay'} back; the model reloads.",
+        )
+        id_ = "TRITON_INSTANCE_BOUND" if bound else "TRITON_QUEUE_BOUND"
+        yield _finding(context, _share(context, server.model), id_, "scheduling", texts, _of_server(server, busy))
 
 
 def _batch(server: ServerTotals) -> float:
     return server.inferences / server.executions if server.executions else 1.0
 
 
-def _of_server(server: ServerTotals, busy: float | None) -> tuple[Evidence, ...]:
+def _of_server(server: ServerTotals, busy: float) -> tuple[Evidence, ...]:
     mean = 1e6 * server.count
     rows = [
         Evidence("mean wait in the server's queue", round(server.queue_ns / mean, 3), "ms"),
         Evidence("mean time in the server", round(server.total_ns / mean, 3), "ms"),
         Evidence("mean batch", round(_batch(server), 2), "requests"),
+        Evidence("instances busy", round(100 * busy, 1), "%"),
     ]
-    if busy is not None:
-        rows.append(Evidence("instances busy", round(100 * busy, 1), "%"))
     if server.own < _OURS * server.count:  # means of all clients' requests
         rows.append(Evidence("requests that are this process's own", round(100 * server.own / server.count, 1), "%"))
     return tuple(rows)
