@@ -58,7 +58,7 @@ class Acceptance:
     share: float | None
     low: float
     high: float
-    """95 % bounds of the share that misses it."""
+    """Bounds of the share that misses it."""
     allowed: float
     design_effect: float
 
@@ -105,13 +105,14 @@ def design_effect(missed: FloatArray, requests: FloatArray) -> float:
     return max(1.0, float(np.sum(surprise[requests > 0])) / max(int(np.count_nonzero(requests)) - 1, 1))
 
 
-def accept(objective: Objective, result: LoadResult, *, skip: int = 0) -> Acceptance:
+def accept(objective: Objective, result: LoadResult, *, skip: int = 0, level: float = 0.95) -> Acceptance:
     """Judge a run by an objective; requests that failed or were never answered miss it.
 
     Args:
         objective: what to meet.
         result: the run.
         skip: requests of the warm-up to leave out.
+        level: of the bounds.
     """
     fine = result.fine[skip:]
     missing = np.logical_not(fine)
@@ -122,7 +123,7 @@ def accept(objective: Objective, result: LoadResult, *, skip: int = 0) -> Accept
         return Acceptance(objective.text, "INCONCLUSIVE", 0, 0, None, 0.0, 1.0, objective.allowed, 1.0)
     seconds = (result.intended_ns[skip:] - result.intended_ns[skip]) // 1_000_000_000
     effect = design_effect(_counts(seconds, missing), _counts(seconds, np.ones_like(missing)))
-    low, high = proportion_bounds(missed / effect, count / effect)
+    low, high = proportion_bounds(missed / effect, count / effect, level)
     word = "HOLDS" if high <= objective.allowed else "BROKEN" if low > objective.allowed else "INCONCLUSIVE"
     return Acceptance(objective.text, word, missed, count, missed / count, low, high, objective.allowed, effect)
 

@@ -35,6 +35,8 @@ def measure(
     limit_s: float,
     baseline: int = 0,
     objective: dict[str, float] | None = None,
+    until: dict[str, Any] | None = None,
+    trace: bool = False,
 ) -> tuple[LoadResult, dict[str, Any]]:
     """Run the plan on `module:function` in a new interpreter, with inferscope configured in it.
 
@@ -47,9 +49,11 @@ def measure(
         limit_s: how long all of it may take, besides two minutes to import and load.
         baseline: requests one at a time before the load, 0 for none.
         objective: the latency objective for its attribution, as keywords of `inferscope.SLO`.
+        until: how closely a percentile is to be known: `text`, `level`, `blocks` and `warmup` (requests, or None); None measures the plan once.
+        trace: whether to hand back the slowest requests with what inferscope saw inside, as trace events.
 
     Returns:
-        The load, and what else the child says: outputs, errors, resources, baseline, events, stages, device, inside. Of a child that died or hung
+        The load, and what else the child says: outputs, errors, resources, baseline, events, stages, device, inside, trace. Of a child that died or hung
         under load, what it had measured until then, with `LoadResult.stopped`, and nothing else.
 
     Raises:
@@ -65,6 +69,9 @@ def measure(
             "golden": golden,
             "baseline": baseline,
             "objective": objective,
+            "until": until,
+            "max_s": limit_s,
+            "trace": trace,
             "spool": str(spool),
         }
         ask.write_text(json.dumps(asked), "utf-8")

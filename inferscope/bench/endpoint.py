@@ -153,14 +153,16 @@ class KserveGrpc:
             return {}
 
 
-def resolve(target: str, lines: Sequence[bytes], *, batch: int = 1, input_len: int | None = None, seed: int = 0) -> Endpoint:
+def resolve(
+    target: str, lines: Sequence[bytes], *, batch: int = 1, input_len: int | Sequence[int] | None = None, seed: int = 0
+) -> Endpoint:
     """The endpoint of an address.
 
     Args:
         target: the address.
         lines: inputs, one JSON value each.
         batch: inputs in a request (models behind `triton://` only).
-        input_len: size of free dimensions of random inputs (the same).
+        input_len: size of free dimensions of random inputs, or several sizes (the same).
         seed: of random inputs (the same).
 
     Raises:

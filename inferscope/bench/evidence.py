@@ -233,7 +233,8 @@ def _recomputed(directory: Path, links: dict[str, dict[str, Any]]) -> list[str]:
         if step in links:
             run = loaded[step] = runs.read(directory / links[step]["path"])
             items = int(run.document["settings"].get("batch_size") or 1)
-            again = json.loads(json.dumps(metrics.describe(run.load, skip=run.skip, items=items)["latency"]))
+            how: dict[str, Any] = {"level": run.document["settings"].get("ci") or 0.95, "blocks": run.document["settings"].get("blocks")}
+            again = json.loads(json.dumps(metrics.describe(run.load, skip=run.skip, items=items, **how)["latency"]))
             if again != run.document["metrics"]["latency"]:
                 problems.append(f"{step}: its percentiles are not those of its requests")
     if "objective" in links:

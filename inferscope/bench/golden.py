@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+import numpy as np
 
 from inferscope.errors import EvidenceError, InferscopeError
 
@@ -18,9 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
 __all__ = ["PRECISIONS", "Agreement", "Tolerance", "agree", "plain", "read", "save", "tolerance"]
 
 SCHEMA: Final = 1
+KIND: Final = "inferscope.golden"
+_ABOUT: Final = "inferscope"
 PRECISIONS: Final = {"fp32": (1e-5, 1e-5), "tf32": (1e-3, 1e-3), "fp16": (1e-2, 1e-3), "bf16": (2e-2, 2e-2), "int8": (0.05, 0.05)}
 """Relative and absolute tolerance of each precision; int8 is judged by labels and by the share of scores within this band."""
 LABELS: Final = 0.99
@@ -218,40 +225,74 @@ def _finite(value: Any) -> bool:
 
 
 def save(path: Path, outputs: Sequence[Any], *, precision: str, inputs_sha256: str | None) -> None:
-    """Keep outputs as golden ones.
+    """Keep outputs as golden ones: as JSON, or as NumPy's arrays in a file that ends in `.npz`.
 
     Raises:
-        InferscopeError: there are none, one holds a NaN or infinity, or the file cannot be written.
+        InferscopeError: there are none, one holds a NaN or infinity, one is no array for an `.npz`, or the file cannot be written.
     """
     if not outputs or not all(map(_finite, outputs)):
         raise InferscopeError("no golden outputs were saved: " + ("one holds NaN or infinity" if outputs else "there are no outputs"))
-    document = {
-        "schema": SCHEMA,
-        "kind": "inferscope.golden",
-        "precision": precision,
-        "inputs_sha256": inputs_sha256,
-        "outputs": list(outputs),
-    }
+    about = {"schema": SCHEMA, "kind": KIND, "precision": precision, "inputs_sha256": inputs_sha256}
     try:
-        path.write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
+        if path.suffix == ".npz":
+            with path.open("wb") as file:
+                held: dict[str, Any] = {_ABOUT: np.array(json.dumps(about)), **_arrays(outputs)}
+                np.savez_compressed(file, **held)
+        else:
+            path.write_text(json.dumps({**about, "outputs": list(outputs)}, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise InferscopeError(f"{path}: cannot be written ({error.strerror})") from error
 
 
+def _arrays(outputs: Sequence[Any]) -> dict[str, NDArray[Any]]:
+    """Outputs as `arr_0`, `arr_1`, …: the names that `numpy.savez` gives."""
+    found: dict[str, NDArray[Any]] = {}
+    for index, output in enumerate(outputs):
+        try:
+            found[f"arr_{index}"] = np.asarray(output)
+        except ValueError:
+            found[f"arr_{index}"] = np.array(None)
+        if found[f"arr_{index}"].dtype.kind not in "bifu":
+            raise InferscopeError(f"output {index} is no array of numbers, as an .npz holds; save golden outputs as JSON")
+    return found
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    """An `.npz` of `save`, or one that somebody's own script made: `arr_0` … are the outputs to the first inputs, a single array holds one a row.
+
+    Raises:
+        EvidenceError: it is damaged or holds something else.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+            arrays = {name: held[name] for name in held.files}
+    except OSError as error:
+        raise EvidenceError(f"{path}: cannot be read ({error.strerror or 'not an .npz file'})") from error
+    except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+        raise EvidenceError(f"{path} is damaged: not an .npz file of numbers") from error
+    about: dict[str, Any] = json.loads(str(arrays.pop(_ABOUT))) if _ABOUT in arrays else {"schema": SCHEMA, "kind": KIND}
+    if any(each.dtype.kind not in "bifu" for each in arrays.values()):
+        raise EvidenceError(f"{path} holds no golden outputs: something else than numbers")
+    names = sorted(arrays, key=lambda name: (len(name), name))
+    ours = "precision" in about
+    rows = list(arrays[names[0]]) if len(names) == 1 and not ours and arrays[names[0]].ndim else [arrays[name] for name in names]
+    return {**about, "outputs": [plain(row) for row in rows]}
+
+
 def read(path: Path) -> dict[str, Any]:
-    """A file that `save` made: `outputs`, `precision`, `inputs_sha256`.
+    """A file that `save` made: `outputs`, `precision`, `inputs_sha256` (the last two are absent in somebody else's `.npz`).
 
     Raises:
         EvidenceError: it is missing, damaged, something else, or from a newer version.
     """
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = _read_npz(path) if path.suffix == ".npz" else json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EvidenceError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
         raise EvidenceError(f"{path} is damaged: not JSON") from error
     document: dict[str, Any] = found if _is_dict(found) else {}
-    if document.get("kind") != "inferscope.golden" or not isinstance(document.get("outputs"), list):
+    if document.get("kind") != KIND or not isinstance(document.get("outputs"), list):
         raise EvidenceError(f"{path} holds no golden outputs; make them with --save-golden")
     if document.get("schema") != SCHEMA:
         raise EvidenceError(f"{path} has schema {document.get('schema')!r}, this version reads {SCHEMA}")

@@ -13,13 +13,14 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
 from inferscope.bench.golden import plain
 from inferscope.bench.load import schedule
+from inferscope.bench.precision import rounds
 from inferscope.bench.resources import Sampler, look, summary
 from inferscope.bench.result import ARRAYS, LoadPlan, LoadResult
 from inferscope.bench.steady import Watch, counts
@@ -74,12 +75,16 @@ class Surroundings:
         allocators: what torch's allocators hold, of each device in use.
         spool: where finished requests are kept as they come, so that they survive the process; None keeps none.
         hangs: called when no call returned for the plan's `drain_s`; may end the process.
+        enough: whether to stop, asked after each round; None measures one round.
+        max_s: further rounds end by then.
     """
 
     cards: Callable[[], Sequence[Card]] | None = None
     allocators: Callable[[], Sequence[Memory]] = tuple
     spool: Path | None = None
     hangs: Callable[[str], object] | None = None
+    enough: Callable[[LoadResult, Sequence[Event]], bool] | None = None
+    max_s: float = 600.0
 
 
 def find(target: str) -> Callable[..., Any]:
@@ -102,8 +107,8 @@ def find(target: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", found)
 
 
-def bind(function: Callable[..., Any], settings: dict[str, Any], *, with_input: bool) -> Callable[[Any], Any]:
-    """The function with what it asks for by name; the result takes the input, or ignores it when there is none.
+def bind(function: Callable[..., Any], settings: dict[str, Any], *, with_input: bool) -> Callable[..., Any]:
+    """The function with what it asks for by name; the result takes the input, or ignores it when there is none, and an `input_len` of its own.
 
     Args:
         function: what is measured.
@@ -128,15 +133,27 @@ def bind(function: Callable[..., Any], settings: dict[str, Any], *, with_input: 
         raise InferscopeError(f"it needs {needed[0]}: " + (f"give --{needed[0].replace('_', '-')}" if needed[0] in _NAMES else _INPUTS))
     if with_input and not free:
         raise InferscopeError("it takes no input, so --inputs is of no use")
-    if with_input:
-        return lambda value: function(value, **keywords)
-    return lambda _: function(**keywords)
+
+    def call(value: Any, **own: Any) -> Any:
+        named = {**keywords, **own} if own and "input_len" in keywords else keywords
+        return function(value, **named) if with_input else function(**named)
+
+    return call
 
 
-def _requests(call: Callable[[Any], Any], inputs: Sequence[Any], size: int, seed: int) -> Callable[[int], Any]:
-    """The n-th request: an input, or a list of `size`, drawn in seeded order."""
+def _requests(call: Callable[..., Any], inputs: Sequence[Any], size: int, seed: int, lengths: Sequence[int] = ()) -> Callable[[int], Any]:
+    """The n-th request: an input, or a list of `size`, drawn in seeded order; each with a length of its own where `lengths` vary."""
+    if lengths and not inputs:
+        return lambda index: call(None, input_len=lengths[index % len(lengths)])
     if not inputs:
         return lambda _: call(None)
+    if lengths:
+
+        def same(value: Any) -> Any:
+            return value
+
+        found = _requests(same, inputs, size, seed)
+        return lambda index: call(found(index), input_len=lengths[index % len(lengths)])
     order = [int(index) for index in np.random.default_rng((seed, 1)).integers(0, len(inputs), _ORDER)]
     if size == 1:
         return lambda index: call(inputs[order[index % _ORDER]])
@@ -160,6 +177,8 @@ class _Shared:
     call: Callable[[int], Any]
     offsets: list[int] | None
     """When each request is due; None in a closed loop."""
+    lengths: Sequence[int]
+    """How long each request is, over and over; empty where all are alike."""
     limit: int
     start_ns: int
     end_ns: int
@@ -180,7 +199,7 @@ class _Shared:
             return self.next - 1
 
 
-def _work(shared: _Shared, request: Callable[[str], Any]) -> None:
+def _work(shared: _Shared, request: Callable[..., Any]) -> None:
     """One client: takes a request, waits until it is due, makes the call."""
     while (index := shared.take()) is not None:
         now = time.perf_counter_ns()
@@ -194,7 +213,7 @@ def _work(shared: _Shared, request: Callable[[str], Any]) -> None:
             shared.under_way += 1
         sent, status = time.perf_counter_ns(), 200
         try:
-            with request("bench"):
+            with request("bench", size=shared.lengths[index % len(shared.lengths)]) if shared.lengths else request("bench"):
                 shared.call(index)
         except Exception as error:  # noqa: BLE001  (what fails is counted, and the run goes on)
             status = 500
@@ -252,7 +271,7 @@ def recovered(plan: LoadPlan, spool: Path, stopped: str) -> LoadResult | None:
     rows = np.reshape(np.frombuffer(content[: len(content) // 48 * 48], dtype=np.int64), (-1, 6))
     if not rows.size:
         return None
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    rows = rows[np.argsort(rows[:, 1], kind="stable")]
     return LoadResult(plan, **{name: rows[:, column] for column, name in enumerate(ARRAYS, 1)}, stopped=stopped)
 
 
@@ -306,6 +325,7 @@ def measure(
     """
     around = around or Surroundings()
     size = int(settings.get("batch_size") or 1)
+    lengths: list[int] = [int(each) for each in settings.get("input_lens") or ()]
     call = bind(find(target), settings, with_input=bool(inputs))
     outputs: list[Any] = []
     if golden:
@@ -315,19 +335,42 @@ def measure(
             raise
         except Exception as error:
             raise InferscopeError(f"{target} fails: {type(error).__name__}: {error}") from error
-    requests = _requests(call, inputs, size, plan.seed)
+    requests = _requests(call, inputs, size, plan.seed, lengths)
     before = _baseline(requests, baseline, around.cards) if baseline else None
-    offsets, limit = _schedule(plan)
     static = look(os.getpid(), around.cards, 0.0)
+    errors: Counter[str] = Counter()
+    events: list[Event] = []
+    latest: list[Event] = []
+
+    def one(each: LoadPlan) -> LoadResult:
+        events.extend(latest)
+        load, latest[:] = _load(each, requests, lengths, around, errors)
+        return load
+
+    def moved(back: int) -> None:
+        latest[:] = [(at - back, kind, count) for at, kind, count in latest]
+
+    with Sampler(os.getpid(), around.cards) as sampler:
+        enough = around.enough
+        load = (
+            one(plan) if enough is None else rounds(one, plan, lambda found: enough(found, [*events, *latest]), around.max_s, moved=moved)
+        )
+    resources = {**summary(sampler.samples, static), "began_ns": sampler.began_ns}
+    return Outcome(replace(load, plan=plan), outputs, dict(errors), resources, before, [*events, *latest])
+
+
+def _load(
+    plan: LoadPlan, requests: Callable[[int], Any], lengths: Sequence[int], around: Surroundings, errors: Counter[str]
+) -> tuple[LoadResult, list[Event]]:
+    """One round, and the warm-up work that was seen in it."""
+    offsets, limit = _schedule(plan)
     start = time.perf_counter_ns() + (_LEAD_NS if offsets is not None else 0)
-    shared = _Shared(requests, offsets, limit, start, start + int(plan.seconds * 1e9))
+    shared = _Shared(requests, offsets, lengths, limit, start, start + int(plan.seconds * 1e9), errors=errors)
     with (
         Watch(lambda: counts(around.allocators()), also=_Look(shared, around, plan.drain_s)) as watch,
-        Sampler(os.getpid(), around.cards) as sampler,
         ThreadPoolExecutor(plan.connections) as pool,
     ):
         for client in [pool.submit(_work, shared, core.default.request) for _ in range(plan.connections)]:
             client.result()
     rows = np.reshape(np.array(sorted(shared.rows), dtype=np.int64), (-1, 6))
-    load = LoadResult(plan, **{name: rows[:, column] for column, name in enumerate(ARRAYS, 1)}, stopped="")
-    return Outcome(load, outputs, dict(shared.errors), summary(sampler.samples, static), before, watch.events)
+    return LoadResult(plan, **{name: rows[:, column] for column, name in enumerate(ARRAYS, 1)}, stopped=""), watch.events

@@ -125,7 +125,7 @@ def _drawn(tensor: Tensor, batch: int, input_len: int | None, rng: np.random.Gen
 
 
 def requests(
-    model: Model, lines: Sequence[bytes], *, batch: int = 1, input_len: int | None = None, seed: int = 0
+    model: Model, lines: Sequence[bytes], *, batch: int = 1, input_len: int | Sequence[int] | None = None, seed: int = 0
 ) -> list[dict[str, NDArray[Any]]]:
     """The tensors of each distinct request.
 
@@ -133,7 +133,7 @@ def requests(
         model: what is asked.
         lines: inputs, one JSON value each; none draws random ones of the model's shapes.
         batch: consecutive inputs in one request.
-        input_len: size of free dimensions of random inputs.
+        input_len: size of free dimensions of random inputs; several make one request each.
         seed: of random inputs.
 
     Raises:
@@ -141,7 +141,8 @@ def requests(
     """
     if not lines:
         rng = np.random.default_rng((seed, 2))
-        return [{tensor.name: _drawn(tensor, batch, input_len, rng) for tensor in model.inputs} for _ in range(_RANDOM)]
+        sizes = [input_len] * _RANDOM if input_len is None or isinstance(input_len, int) else input_len
+        return [{tensor.name: _drawn(tensor, batch, size, rng) for tensor in model.inputs} for size in sizes]
     single = [_given(model, line) for line in lines]
     if batch == 1:
         return single

@@ -26,6 +26,7 @@ LAG_SHARE: Final = 0.05
 _JITTER_BLOCK: Final = 100
 """A P99 of fewer requests is their maximum."""
 _AGREE: Final = 0.10
+_LEVEL: Final = 0.95
 
 
 def warm_up(result: LoadResult, asked: int | None, events: Sequence[Event] = ()) -> tuple[int, str]:
@@ -105,11 +106,12 @@ def little(result: LoadResult, *, skip: int = 0) -> dict[str, Any] | None:
     return {"in_system": in_system, "rate_times_latency": rate * residence, "gap": gap, "holds": gap <= _AGREE}
 
 
-def _latency(values: FloatArray, at_ns: Any) -> dict[str, Any]:
+def _latency(values: FloatArray, at_ns: Any, level: float, blocks: int | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, quantile in QUANTILES.items():
-        each = estimate(values, at_ns, quantile)
-        found[name] = {"ms": each.value, "low_ms": each.low, "high_ms": each.high, "method": each.method, "needed": each.needed}
+        each = estimate(values, at_ns, quantile, level=level, blocks=blocks)
+        row = {"ms": each.value, "low_ms": each.low, "high_ms": each.high, "method": each.method, "needed": each.needed}
+        found[name] = row if level == _LEVEL else {**row, "level": level}
     return found
 
 
@@ -129,7 +131,15 @@ def _jitter(values: FloatArray, at_ns: Any, latency: dict[str, Any]) -> dict[str
     }
 
 
-def describe(result: LoadResult, *, skip: int = 0, items: int = 1, lag_limit_ms: float = LAG_LIMIT_MS) -> dict[str, Any]:
+def describe(
+    result: LoadResult,
+    *,
+    skip: int = 0,
+    items: int = 1,
+    lag_limit_ms: float = LAG_LIMIT_MS,
+    level: float = _LEVEL,
+    blocks: int | None = None,
+) -> dict[str, Any]:
     """All metrics of a run, as data; what was not measured is None.
 
     Args:
@@ -137,14 +147,20 @@ def describe(result: LoadResult, *, skip: int = 0, items: int = 1, lag_limit_ms:
         skip: requests of the warm-up to leave out.
         items: pieces of work a request holds (the batch size).
         lag_limit_ms: see `generator_bound`.
+        level: of the intervals.
+        blocks: see `stats.estimate`.
     """
     fine, intended, done = result.fine[skip:], result.intended_ns[skip:], result.done_ns[skip:]
     values, at_ns = (done - intended)[fine] / 1e6, intended[fine]
     count, good = int(fine.size), int(np.count_nonzero(fine))
-    latency = _latency(values, at_ns) if good else {name: {"ms": None, "method": "no request was answered well"} for name in QUANTILES}
+    latency = (
+        _latency(values, at_ns, level, blocks)
+        if good
+        else {name: {"ms": None, "method": "no request was answered well"} for name in QUANTILES}
+    )
     # From the first due to the last answer: what was served while the load lasted.
     lasted = (int(done.max()) - int(intended[0])) / 1e9 if good else 0.0
-    low, high = proportion_bounds(count - good, count)
+    low, high = proportion_bounds(count - good, count, level)
     launched = result.launched_ns[skip:]
     lag = np.sort((launched - intended)[launched > 0] / 1e6)
     found: dict[str, Any] = {

@@ -106,10 +106,13 @@ class Sampler:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inferscope-resources")
         self._work: Future[None] | None = None
         self.samples: list[Sample] = []
+        self.began_ns = 0
+        """When it began, on the `time.perf_counter_ns` clock."""
 
     def __enter__(self) -> Self:
         """Begin."""
         self._began = time.perf_counter()
+        self.began_ns = int(self._began * 1e9)
         self.samples.append(look(self._pid, self._cards, self._began))
         self._work = self._pool.submit(self._run)
         return self

@@ -28,6 +28,7 @@ WORKLOAD: Final = (
     "seed",
     "batch_size",
     "input_len",
+    "input_len_sha256",
     "precision",
     "inputs_sha256",
     "golden_sha256",

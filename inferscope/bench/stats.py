@@ -165,7 +165,7 @@ def _first_enough(weights: FloatArray, below: FloatArray, goal: FloatArray) -> t
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A quantile with its 95 % interval, in the unit of the sample; `value` is None when `needed` requests were not there."""
+    """A quantile with its interval, in the unit of the sample; `value` is None when `needed` requests were not there."""
 
     value: float | None
     low: float | None
@@ -174,7 +174,9 @@ class Estimate:
     needed: int
 
 
-def estimate(latency: FloatArray, at_ns: IntArray, quantile: float, *, seed: int = 0) -> Estimate:
+def estimate(
+    latency: FloatArray, at_ns: IntArray, quantile: float, *, seed: int = 0, level: float = 0.95, blocks: int | None = None
+) -> Estimate:
     """A quantile of latencies and its interval.
 
     Args:
@@ -182,21 +184,26 @@ def estimate(latency: FloatArray, at_ns: IntArray, quantile: float, *, seed: int
         at_ns: when each request was due, shape (requests,).
         quantile: in (0, 1).
         seed: of the resampling.
+        level: of the interval.
+        blocks: into how many equal spans of time the requests are cut; default one a second.
 
     Returns:
-        With at least 20 seconds of requests the interval covers both that of resampled 1-s blocks and that of order statistics (blocks
+        With at least 20 blocks of requests the interval covers both that of resampled blocks and that of order statistics (blocks
         alone are too few in the far tail), else it is that of order statistics, which supposes independent requests.
     """
-    least = needed(quantile)
+    least = needed(quantile, level)
     ordered = np.sort(latency)
-    interval = order_interval(ordered, quantile)
+    interval = order_interval(ordered, quantile, level)
     if interval is None:
         return Estimate(None, None, None, f"n/a, needs ≥ {least} requests", least)
-    seconds = (at_ns - at_ns.min()) // 1_000_000_000
-    numbers = np.unique(seconds)
+    width_ns = 1e9 if blocks is None else (int(at_ns.max()) - int(at_ns.min()) + 1) / blocks
+    where = ((at_ns - at_ns.min()) / width_ns).astype(np.int64)
+    numbers = np.unique(where)
     if numbers.size < LEAST_BLOCKS:
         return Estimate(observed(ordered, quantile), *interval, "order statistics, requests taken as independent", least)
-    blocks = [latency[seconds == number] for number in numbers]
-    replicates = resampled_quantiles(blocks, quantile, block_weights(len(blocks), seed))
-    low, high = (float(value) for value in np.quantile(replicates, (0.025, 0.975)))
-    return Estimate(observed(ordered, quantile), min(low, interval[0]), max(high, interval[1]), f"{len(blocks)} blocks of 1 s", least)
+    cut = [latency[where == number] for number in numbers]
+    replicates = resampled_quantiles(cut, quantile, block_weights(len(cut), seed))
+    low, high = (float(value) for value in np.quantile(replicates, ((1 - level) / 2, (1 + level) / 2)))
+    return Estimate(
+        observed(ordered, quantile), min(low, interval[0]), max(high, interval[1]), f"{len(cut)} blocks of {width_ns / 1e9:.3g} s", least
+    )

@@ -21,9 +21,12 @@ __all__ = [
     "markdown_table",
     "milliseconds",
     "put",
+    "remarks",
     "run_cases",
     "run_lines",
     "run_markdown",
+    "run_rows",
+    "title",
     "verdict_markdown",
 ]
 
@@ -43,10 +46,15 @@ def _quantile(name: str, found: dict[str, Any]) -> tuple[str, str, str]:
     label = "P99.9" if name == "p999" else name.upper()
     if found["ms"] is None:
         return label, "n/a", str(found["method"]).removeprefix("n/a, ")
-    return label, milliseconds(found["ms"]), f"[{milliseconds(found['low_ms'])}, {milliseconds(found['high_ms'])}] 95 %, {found['method']}"
+    return (
+        label,
+        milliseconds(found["ms"]),
+        f"[{milliseconds(found['low_ms'])}, {milliseconds(found['high_ms'])}] {100 * found.get('level', 0.95):g} %, {found['method']}",
+    )
 
 
-def _rows(document: dict[str, Any], wanted: Sequence[str]) -> list[tuple[str, str, str]]:
+def run_rows(document: dict[str, Any], wanted: Sequence[str]) -> list[tuple[str, str, str]]:
+    """A run's numbers as they are shown: name, value, and interval or remark."""
     metrics: dict[str, Any] = document["metrics"]
     process: dict[str, Any] = document.get("process") or {}
     rows: list[tuple[str, str, str]] = []
@@ -138,7 +146,7 @@ def _memory(label: str, memory: dict[str, int] | None, unknown: str) -> tuple[st
     )
 
 
-def _remarks(document: dict[str, Any]) -> list[str]:
+def remarks(document: dict[str, Any]) -> list[str]:
     """What a reader must know before believing the table."""
     metrics, settings = document["metrics"], document["settings"]
     lines = [f"INVALID: {problem}" for problem in document["problems"]]
@@ -156,6 +164,7 @@ def _remarks(document: dict[str, Any]) -> list[str]:
         lines.append(f"Little's law {said}: {law['in_system']:.2f} in the system, rate times latency {law['rate_times_latency']:.2f}")
     if metrics["lag_p99_ms"] is not None:
         lines.append(f"latency counts from the intended start; the generator's own lateness has a P99 of {metrics['lag_p99_ms']:.3f} ms")
+    lines += _until(document.get("until"))
     lines.append(f"warm-up: {document['warmup']['cut']} requests left out, {document['warmup']['method']}")
     lines += baseline_lines(document.get("baseline"))
     lines += [_stage(each) for each in document.get("stages", [])]
@@ -164,6 +173,14 @@ def _remarks(document: dict[str, Any]) -> list[str]:
     if document.get("golden"):
         lines.append(f"outputs {document['golden']['text']}")
     return lines
+
+
+def _until(until: dict[str, Any] | None) -> list[str]:
+    """Whether a percentile became known as closely as was asked."""
+    if until is None:
+        return []
+    width = "n/a, too few requests" if until["half_width"] is None else f"±{100 * until['half_width']:.1f} %"
+    return [f"measured until {until['asked']}: {'reached' if until['reached'] else 'NOT reached within --max-time'}, {width}"]
 
 
 def baseline_lines(baseline: dict[str, Any] | None) -> list[str]:
@@ -213,7 +230,8 @@ def run_cases(document: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [*cases, ("valid run", "skipped" if valid else "passed", valid or "nothing speaks against it")]
 
 
-def _title(document: dict[str, Any]) -> str:
+def title(document: dict[str, Any]) -> str:
+    """What was measured, in one line."""
     settings = document["settings"]
     rate = (
         f"{settings['rate']:g} requests/s, {settings['process']}"
@@ -230,10 +248,10 @@ def _title(document: dict[str, Any]) -> str:
 
 def run_lines(document: dict[str, Any], wanted: Sequence[str]) -> list[str]:
     """A run for a terminal."""
-    rows = _rows(document, wanted)
-    lines = [_title(document), ""]
+    rows = run_rows(document, wanted)
+    lines = [title(document), ""]
     lines += [f"  {name:<16}{value:>14}  {more}" for name, value, more in rows]
-    return [*lines, "", *_remarks(document), f"fingerprint {document['fingerprint']['sha256'][:12]}"]
+    return [*lines, "", *remarks(document), f"fingerprint {document['fingerprint']['sha256'][:12]}"]
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -244,9 +262,9 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def run_markdown(document: dict[str, Any], wanted: Sequence[str]) -> str:
     """A run for a page or a comment."""
-    table = markdown_table(("metric", "value", "interval and remarks"), _rows(document, wanted))
-    remarks = "\n".join(f"- {line}" for line in _remarks(document))
-    return f"### {_title(document)}\n\n{table}\n\n{remarks}\n\nFingerprint `{document['fingerprint']['sha256']}`\n"
+    table = markdown_table(("metric", "value", "interval and remarks"), run_rows(document, wanted))
+    said = "\n".join(f"- {line}" for line in remarks(document))
+    return f"### {title(document)}\n\n{table}\n\n{said}\n\nFingerprint `{document['fingerprint']['sha256']}`\n"
 
 
 def _value(verdict: Verdict, value: float | None) -> str:

@@ -63,15 +63,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settle", type=quantities.seconds, default=0.5, metavar="T", help="left out at the beginning of a block (500ms)")
     parser.add_argument("--warmup", type=quantities.seconds, default=5.0, metavar="T", help="load before the first block of a version (5s)")
     parser.add_argument(
-        "--pairs", type=quantities.count, default=interleave.LEAST_PAIRS, metavar="N", help="before the first look, at least 20 (20)"
+        "--pairs",
+        "--blocks",
+        type=quantities.blocks,
+        default=interleave.LEAST_PAIRS,
+        metavar="N",
+        help="before the first look, at least 20 (20)",
+    )
+    parser.add_argument(
+        "--order", choices=("abba",), default="abba", help="of the blocks: A B, then B A, so that a steady drift cancels (abba)"
     )
     parser.add_argument("--no-extend", action="store_true", help="judge once, at --pairs pairs, with a little more of the 5 %% to spend")
     parser.add_argument("--max-time", type=quantities.seconds, default=1800.0, metavar="T", help="no pair starts later (30m)")
-    parser.add_argument("--gate", type=quantities.checked(compare.parse_gates), default=compare.parse_gates(compare.GATES), metavar="GATES",
-                        help=f"metrics and the difference that does not matter ({compare.GATES})".replace("%", "%%"))  # fmt: skip
+    quantities.gate_arguments(parser)
     parser.add_argument("--precision", default="fp32", help=f"{', '.join(golden.PRECISIONS)}: how exact outputs must agree (fp32)")
-    parser.add_argument("--rtol", type=float, help="relative tolerance (by precision)")
-    parser.add_argument("--atol", type=float, help="absolute tolerance (by precision)")
+    parser.add_argument("--rtol", type=quantities.automatic, metavar="auto|X", help="relative tolerance (by precision)")
+    parser.add_argument("--atol", type=quantities.automatic, metavar="auto|X", help="absolute tolerance (by precision)")
     parser.add_argument("--ignore-outputs", action="store_true", help="do not compare what the versions answer")
     parser.add_argument(
         "--max-lag", type=quantities.seconds, default=1e-3, metavar="T", help="bearable P99 of the generator's own lateness (1ms)"
@@ -209,6 +216,7 @@ class _Session:
 
 def run(options: argparse.Namespace) -> int:
     """Compare them; the exit code is that of the worst verdict."""
+    options.gate = quantities.gates(options, "ab")
     if options.settle >= options.block:
         sys.stderr.write(f"inferscope ab: --settle {options.settle:g}s leaves nothing of a block of {options.block:g}s\n")
         return 64
@@ -274,7 +282,7 @@ def _compare(
         "schema": 1,
         "kind": "inferscope.comparison",
         "method": "interleaved",
-        "order": "abba",
+        "order": options.order,
         "a": options.a,
         "b": options.b,
         "gates": [asdict(gate) for gate in options.gate],

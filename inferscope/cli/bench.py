@@ -8,18 +8,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import numpy as np
-
-from inferscope.bench import acceptance, endpoint, golden, runs, text
+from inferscope.bench import acceptance, endpoint, golden, lengths, runs, text
+from inferscope.bench.precision import parse_precision
 from inferscope.bench.result import LoadPlan
 from inferscope.bench.targets import ServiceError
-from inferscope.cli import climbing, quantities, release, via_locust
+from inferscope.cli import climbing, quantities, release, run_files, via_locust
 from inferscope.cli.climbing import accepted
 from inferscope.cli.measuring import Inputs, Session, document, is_address, read_inputs
 from inferscope.cli.output import emit
 from inferscope.cli.progress import Progress
 from inferscope.errors import ConfigurationError
-from inferscope.report import hgrm
 
 if TYPE_CHECKING:
     from inferscope.bench.result import LoadResult
@@ -31,9 +29,10 @@ With --rate the load is open: requests come when they are due, whatever the serv
 Without it the loop is closed: each of --concurrency clients waits for its answer, and the tail is optimistic.
 Exit: 0 well, 1 nothing was answered or the target died, 2 an objective is broken, 3 invalid or inconclusive, 4 wrong outputs."""
 
-_REPORT: Final = "p50,p95,p99,p999,throughput,jitter,error_rate,cpu,memory,gpu_mem"
+_REPORT: Final = "p50,p95,p99,p999,throughput,jitter,error_rate,cpu,memory,gpu_util,gpu_mem"
 _REPEAT: Final = 2000
 _OPEN_S: Final = 30.0
+_ROUND_S: Final = 10.0
 
 
 def _warm_up(value: str) -> int | None:
@@ -62,7 +61,8 @@ def _subject(parser: argparse.ArgumentParser) -> None:
     subject.add_argument("--model", help="name of the model, or its file, which is then hashed")
     subject.add_argument("--precision", default="fp32", help=f"{', '.join(golden.PRECISIONS)}: decides how exact outputs must be (fp32)")
     subject.add_argument("--batch-size", type=quantities.count, metavar="N", help="inputs a call; more than 1 gives a function a list")
-    subject.add_argument("--input-len", type=quantities.count, metavar="N")
+    subject.add_argument("--input-len", type=quantities.checked(lengths.parse_lengths), metavar="L",
+                         help=f"{lengths.FORMS}; drawn for each request by --seed")  # fmt: skip
     subject.add_argument("--inputs", type=Path, metavar="FILE", help="one JSON value a line: bodies to POST, or arguments; none means GET")
 
 
@@ -102,6 +102,8 @@ def _amount(parser: argparse.ArgumentParser) -> None:
     amount.add_argument(
         "--duration", type=quantities.seconds, metavar="T", help=f"time to measure, as in 30s ({_OPEN_S:g}s in an open loop)"
     )
+    amount.add_argument("--until", type=quantities.checked(parse_precision), metavar="P99±5%%",
+                        help="measure on, twice as long each time, until half the interval of a percentile is so small, or --max-time")  # fmt: skip
     amount.add_argument("--max-time", type=quantities.seconds, default=600.0, metavar="T", help="a run ends then at the latest (600s)")
     amount.add_argument("--seed", type=int, default=0, help="of arrivals and the order of inputs (0)")
 
@@ -123,8 +125,11 @@ def _check(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--acceptance", type=Path, metavar="FILE", help="where the record goes (acceptance.json)")
     check.add_argument("--golden", type=Path, metavar="FILE", help="outputs must agree with these")
     check.add_argument("--save-golden", type=Path, metavar="FILE", help="keep the outputs of the first inputs as golden ones")
-    check.add_argument("--rtol", type=float, help="relative tolerance (by precision)")
-    check.add_argument("--atol", type=float, help="absolute tolerance (by precision)")
+    check.add_argument("--rtol", type=quantities.automatic, metavar="auto|X", help="relative tolerance (by precision)")
+    check.add_argument("--atol", type=quantities.automatic, metavar="auto|X", help="absolute tolerance (by precision)")
+    check.add_argument("--ci", type=quantities.level, default=0.95, metavar="P", help="level of all intervals and bounds in percent (95)")
+    check.add_argument("--blocks", type=quantities.blocks, metavar="N",
+                       help="into how many spans of time a run is cut for its intervals, at least 20 (one a second)")  # fmt: skip
     check.add_argument(
         "--max-lag", type=quantities.seconds, default=1e-3, metavar="T", help="P99 of the generator's own lateness that is bearable (1ms)"
     )
@@ -135,7 +140,10 @@ def _out(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--report", type=_report, default=_REPORT.split(","), metavar="P,Q", help=f"what to show ({_REPORT})")
     out.add_argument("-o", "--output", type=Path, metavar="FILE", help="the run with every request, for compare and history")
     out.add_argument("--md", nargs="?", const="-", metavar="FILE", help="as Markdown")
-    out.add_argument("--hgrm", metavar="FILE", help="percentiles for HdrHistogram's plotter, without the warm-up")
+    out.add_argument("--html", metavar="FILE", help="a page with tables and curves that needs nothing else")
+    out.add_argument("--hgrm", metavar="FILE", help="percentiles for HdrHistogram's plotter, without the warm-up; of a closed loop "
+                     "also corrected ones, in NAME.corrected.hgrm")  # fmt: skip
+    out.add_argument("--perfetto", metavar="FILE", help="the slowest requests on a time line beside CPU and memory, for ui.perfetto.dev")
     out.add_argument("--junit", metavar="FILE", help="objectives and outputs as JUnit XML")
     out.add_argument("--pid", type=int, help="process of the service, for CPU and memory (default: the one that listens here)")
     out.add_argument("--price", type=quantities.price, metavar="P", help="of an hour of the machine, for the cost of a million requests")
@@ -155,6 +163,11 @@ def _plan(options: argparse.Namespace) -> LoadPlan:
         raise ConfigurationError("ladder", options.ladder, "one of --ladder, --find-knee and --find-max-rate")
     if options.find_max_rate and (mode == "closed" or not [*options.slo, *options.accept]):
         raise ConfigurationError("find-max-rate", "on", "an open loop and an --slo that must hold")
+    if options.until and (options.ladder or options.find_knee or options.find_max_rate or options.locust):
+        raise ConfigurationError("until", options.until.text, "one load by our own generators: no ladder, no search, no --locust")
+    if options.input_len is not None and options.input_len.fixed is None and not _takes_lengths(options):
+        form = "a module:function that takes input_len, or triton:// without --inputs; elsewhere --inputs decides how long inputs are"
+        raise ConfigurationError("input-len", options.input_len.text, form)
     if mode == "open" and not (options.rate or options.ladder or options.find_max_rate):
         raise ConfigurationError("mode", "open", "an open loop needs --rate")
     if mode == "closed" and options.rate:
@@ -167,11 +180,16 @@ def _plan(options: argparse.Namespace) -> LoadPlan:
     if repeat:
         seconds, requests = ((repeat + extra) / rate * 2 + 5 if mode == "open" else options.max_time), repeat + extra
     else:
-        measured = options.duration or _OPEN_S
+        measured = options.duration or (_ROUND_S if options.until else _OPEN_S)
         seconds, requests = measured * 1.25 if options.warmup is None else measured + (extra / rate if mode == "open" else 0.0), 0
     return LoadPlan(
         options.target, rate, min(seconds, options.max_time), options.seed, options.arrival, connections, options.timeout, mode, requests
     )
+
+
+def _takes_lengths(options: argparse.Namespace) -> bool:
+    """Whether lengths can be drawn for the target's inputs."""
+    return not is_address(options.target) or (options.target.startswith("triton:") and options.inputs is None)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -209,16 +227,16 @@ def _judged(
 ) -> int:
     """Objectives and outputs, what is written and shown, and the exit code."""
     verdicts = accepted(objectives, result, found)
+    inside = found.pop("trace")  # large, and for --perfetto alone
     found["acceptance"] = [{**each.to_json(), "text": each.text()} for each in verdicts]
     agreement = _agreement(options, found, expected, outputs, inputs)
     if options.save_golden:
         golden.save(options.save_golden, outputs, precision=options.precision, inputs_sha256=inputs.sha256)
     if options.output:
         runs.save(options.output, found, result)
-    if options.hgrm:
-        text.put("--hgrm", options.hgrm, _hgrm(result, found["warmup"]["cut"]))
     if options.accept:
         release.write(options, found, result)
+    run_files.write(options, found, result, inside)
     _show(options, found)
     if agreement is not None and not agreement.correct:
         return 4
@@ -227,7 +245,8 @@ def _judged(
     if found["partial"]:
         sys.stderr.write(f"inferscope bench: {options.target}: {result.stopped}; what was measured before is kept and marked partial\n")
         return 1
-    return 3 if found["problems"] else acceptance.exit_code(verdicts)
+    unsure = found["problems"] or (found["until"] is not None and not found["until"]["reached"])
+    return 3 if unsure else acceptance.exit_code(verdicts)
 
 
 def _agreement(
@@ -237,18 +256,11 @@ def _agreement(
     if expected is None:
         return None
     agreement = golden.agree(expected["outputs"], outputs, golden.tolerance(options.precision, options.rtol, options.atol))
-    if expected.get("inputs_sha256") != inputs.sha256:
+    if expected.get("inputs_sha256", inputs.sha256) != inputs.sha256:
         agreement.wrong = max(agreement.wrong, 1)
         agreement.problems.insert(0, "these are not the inputs that the golden outputs were made from")
     found["golden"] = {**agreement.to_json(), "text": agreement.text(), "sha256": found["settings"]["golden_sha256"]}
     return agreement
-
-
-def _hgrm(result: LoadResult, skip: int) -> str:
-    """The latencies of what was answered well, to the microsecond."""
-    latency = (result.done_ns - result.intended_ns)[skip:][result.fine[skip:]] // 1000 * 1000
-    values, counts = np.unique(latency, return_counts=True)
-    return hgrm.render([(float(value), float(value), int(count)) for value, count in zip(values, counts, strict=True)])
 
 
 def _nothing(target: str, result: LoadResult, found: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from inferscope.bench import acceptance, ladder, text
 from inferscope.cli.measuring import document
 from inferscope.cli.output import emit
+from inferscope.report import load_html
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +25,7 @@ _FIRST_RATE: Final = 10.0
 
 def accepted(objectives: list[acceptance.Objective], result: LoadResult, found: dict[str, Any]) -> list[acceptance.Acceptance]:
     """A verdict on each objective, without the warm-up."""
-    return [acceptance.accept(each, result, skip=found["warmup"]["cut"]) for each in objectives]
+    return [acceptance.accept(each, result, skip=found["warmup"]["cut"], level=found["settings"]["ci"]) for each in objectives]
 
 
 class _Climb:
@@ -92,8 +93,30 @@ def _show(options: argparse.Namespace, value: dict[str, Any], rungs: list[ladder
     remarks = [*text.baseline_lines(value["baseline"]), *(f"{each['rung']:g}: {problem}" for each in rungs for problem in each["problems"])]
     if options.md:
         text.put("--md", options.md, "\n".join([text.markdown_table(head, rows), "", said, *(f"- {line}" for line in remarks), ""]))
+    if options.html:
+        text.put("--html", options.html, load_html.render(_page(options, value, rungs, unit, said, (head, rows), remarks)))
     lines = [f"{options.target}", *("".join(f"{cell:>14}" for cell in row) for row in [head, *rows]), said, *remarks]
     emit(options, value, "" if options.md == "-" else "\n".join(lines))
+
+
+def _page(
+    options: argparse.Namespace,
+    value: dict[str, Any],
+    rungs: list[ladder.Rung],
+    unit: str,
+    said: str,
+    table: tuple[tuple[str, ...], list[tuple[str, ...]]],
+    remarks: list[str],
+) -> load_html.Page:
+    """The ladder as a page, with the resources of each rung."""
+    metrics = [(float(each["rung"]), each["metrics"]) for each in rungs]
+    points = [(load, found["throughput"]["requests_per_s"], found["latency"]["p99"]["ms"]) for load, found in metrics]
+    curves = [(f"{each['rung']:g} {unit}", each["curve"]) for each in rungs if each["curve"]]
+    found = value["knee"] is not None or value["max_rate"] is not None
+    return load_html.Page(
+        f"{options.target} · {value['mode']} loop", said, found, table[0], table[1], remarks,
+        curves=curves, rungs=sorted(points), rung_unit=unit,
+    )  # fmt: skip
 
 
 def _row(each: ladder.Rung) -> tuple[str, ...]:

@@ -27,8 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this verb."""
     parser.add_argument("base", type=Path, metavar="BASE", help="run of the version that is there")
     parser.add_argument("candidate", type=Path, metavar="CAND", help="run of the candidate")
-    parser.add_argument("--gate", type=quantities.checked(compare.parse_gates), default=compare.parse_gates(compare.GATES), metavar="GATES",
-                        help=f"metrics and the difference that does not matter ({compare.GATES})".replace("%", "%%"))  # fmt: skip
+    quantities.gate_arguments(parser)
     parser.add_argument("--vary", action="append", default=[], metavar="NAME", help="this differs on purpose: it is what is compared")
     parser.add_argument("--force", action="store_true", help="compare whatever differs; the output says what")
     parser.add_argument("--md", nargs="?", const="-", metavar="FILE", help="as Markdown")
@@ -38,6 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare them; the exit code is that of the worst verdict."""
+    options.gate = quantities.gates(options, "compare")
     base, candidate = runs.read(options.base), runs.read(options.candidate)
     differing = runs.differences(base, candidate, vary=options.vary)
     value: dict[str, Any] = {

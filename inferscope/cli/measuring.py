@@ -15,6 +15,7 @@ from inferscope.bench import acceptance, child, endpoint, hardware, metrics, run
 from inferscope.bench.fingerprint import file_sha256, source
 from inferscope.bench.generators import Generators
 from inferscope.bench.inprocess import GOLDEN, IDLE_S, SINGLE_S, baseline_of
+from inferscope.bench.precision import rounds
 from inferscope.bench.process import listening
 from inferscope.bench.resources import Cards, Sampler, summary
 from inferscope.cli import inside, quantities
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from inferscope.bench.precision import Precision
     from inferscope.bench.result import LoadPlan, LoadResult
     from inferscope.cli.progress import Progress
 
 __all__ = ["Inputs", "Session", "document", "is_address", "latency_objective", "read_inputs"]
 
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_DRAWN: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class Session:
         """Find the target."""
         options = self._options
         if is_address(options.target):
-            batch, length = options.batch_size or 1, options.input_len
+            batch, length = options.batch_size or 1, _lengths(options)
             self.endpoint = endpoint.resolve(options.target, self._inputs.lines, batch=batch, input_len=length, seed=options.seed)
             self.endpoint.check()
             self._pid = self._pid or _local_pid(options.target)
@@ -124,7 +127,9 @@ class Session:
 
     def _function(self, plan: LoadPlan) -> tuple[LoadResult, dict[str, Any]]:
         options = self._options
-        settings = {name: getattr(options, name) for name in ("batch_size", "input_len", "precision", "model", "seed")}
+        settings = {name: getattr(options, name) for name in ("batch_size", "precision", "model", "seed")}
+        drawn = _lengths(options)
+        settings |= {"input_len": drawn} if drawn is None or isinstance(drawn, int) else {"input_len": drawn[0], "input_lens": drawn}
         baseline = options.baseline if self.baseline is None else 0
         return child.measure(
             plan,
@@ -135,6 +140,8 @@ class Session:
             limit_s=options.max_time,
             baseline=baseline,
             objective=latency_objective(self._objectives),
+            until=_until(options),
+            trace=bool(options.perfetto),
         )
 
     def _address(self, found: endpoint.Endpoint, plan: LoadPlan) -> tuple[LoadResult, dict[str, Any]]:
@@ -142,12 +149,27 @@ class Session:
         within = inside.Inside(Path(options.state_dir)) if options.state_dir else None
         before = found.totals()
         with Sampler(self._pid, self._cards) as sampler:
-            result = self._generators.measure(replace(plan, url=found.url), found.bodies)
-        outside: dict[str, Any] = {"resources": summary(sampler.samples), "stages": _stages(before, found.totals())}
+            result = self._rounds(replace(plan, url=found.url), found.bodies)
+        outside: dict[str, Any] = {
+            "resources": {**summary(sampler.samples), "began_ns": sampler.began_ns},
+            "stages": _stages(before, found.totals()),
+        }
         if within is not None and not result.stopped:
             once = replace(plan, url=found.url, mode="closed", connections=1, requests=inside.EXTRA, seconds=10.0)
             outside["inside"] = within.ask(lambda: self._generators.measure(once, found.bodies))
         return replace(result, plan=plan), outside
+
+    def _rounds(self, plan: LoadPlan, bodies: Sequence[bytes]) -> LoadResult:
+        """The load; with `--until`, as often as it takes."""
+        options = self._options
+        if options.until is None:
+            return self._generators.measure(plan, bodies)
+        precision: Precision = replace(options.until, level=options.ci)
+
+        def enough(result: LoadResult) -> bool:
+            return precision.reached(result, metrics.warm_up(result, options.warmup)[0], options.blocks)
+
+        return rounds(lambda each: self._generators.measure(each, bodies), plan, enough, options.max_time)
 
     def _baselines(self, plan: LoadPlan) -> dict[str, Any]:
         assert self.endpoint is not None  # noqa: S101  (functions measure their own)
@@ -159,6 +181,25 @@ class Session:
         result = self._generators.measure(single, self.endpoint.bodies)
         latency = ((result.done_ns - result.intended_ns)[result.fine] / 1e6).tolist()
         return baseline_of(summary(idle.samples), latency)
+
+
+_DISTINCT: Final = 64
+"""So many random inputs are made for an address whose lengths are drawn; a function gets a new one each time."""
+
+
+def _lengths(options: argparse.Namespace) -> int | list[int] | None:
+    """The length of inputs, or one for each request, over and over."""
+    asked = options.input_len
+    if asked is None or asked.fixed is not None:
+        return None if asked is None else int(asked.fixed)
+    return [int(each) for each in asked.draw(_DISTINCT if is_address(options.target) else _DRAWN, options.seed)]
+
+
+def _until(options: argparse.Namespace) -> dict[str, Any] | None:
+    """How closely a percentile is to be known, for the process that holds a function."""
+    if options.until is None:
+        return None
+    return {"text": options.until.text, "level": options.ci, "blocks": options.blocks, "warmup": options.warmup}
 
 
 def _local_pid(target: str) -> int | None:
@@ -191,7 +232,10 @@ def document(
     """The run as data: settings, fingerprint, metrics, resources, and what is wrong with it."""
     events: list[tuple[int, str, int]] = [(int(at), str(kind), int(count)) for at, kind, count in outside.get("events", [])]
     cut, method = metrics.warm_up(result, options.warmup, events)
-    found = metrics.describe(result, skip=cut, items=options.batch_size or 1, lag_limit_ms=options.max_lag * 1e3)
+    found = metrics.describe(
+        result, skip=cut, items=options.batch_size or 1, lag_limit_ms=options.max_lag * 1e3, level=options.ci, blocks=options.blocks
+    )
+    until = None if options.until is None else replace(options.until, level=options.ci).to_json(result, cut, options.blocks)
     resources: dict[str, Any] = outside.get("resources") or {}
     problems = [problem for problem in (result.stopped and f"partial: {result.stopped}", found["generator_bound"]) if problem]
     return {
@@ -206,13 +250,16 @@ def document(
         "problems": problems,
         "valid": not problems,
         "partial": bool(result.stopped),
+        "until": until,
         "process": {name: resources.get(name) for name in ("cpu_cores", "host_cpu_cores", "memory")},
         "device": _device(resources.get("device"), outside.get("device")),
         "curve": resources.get("curve", []),
+        "curve_began_ns": resources.get("began_ns"),
         "baseline": baseline,
         "errors": outside.get("errors", {}),
         "stages": outside.get("stages", []),
         "inside": outside.get("inside"),
+        "trace": outside.get("trace", []),
     }
 
 
@@ -227,7 +274,9 @@ def _device(driver: dict[str, Any] | None, own: dict[str, Any] | None) -> dict[s
 def _settings(options: argparse.Namespace, plan: LoadPlan, inputs: Inputs) -> dict[str, Any]:
     return {
         "target": options.target,
-        **{name: getattr(options, name) for name in ("model", "precision", "batch_size", "input_len")},
+        **{name: getattr(options, name) for name in ("model", "precision", "batch_size", "ci", "blocks")},
+        "input_len": None if options.input_len is None else options.input_len.fixed or options.input_len.text,
+        "input_len_sha256": None if options.input_len is None else options.input_len.sha256,
         **{name: value for name, value in asdict(plan).items() if name != "url"},
         "rate": plan.rate if plan.mode == "open" else None,
         "generators": options.generators,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from inferscope.bench import text
-from inferscope.bench.compare import INCOMPARABLE, INCONCLUSIVE, INCORRECT, REGRESSED
+from inferscope.bench.compare import GATES, INCOMPARABLE, INCONCLUSIVE, INCORRECT, REGRESSED, parse_gates
+from inferscope.bench.stats import LEAST_BLOCKS
 from inferscope.errors import ConfigurationError, InferscopeError
 from inferscope.export import announce, regression_event
 
@@ -17,9 +19,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from inferscope.bench.compare import Verdict
+    from inferscope.bench.compare import Gate, Verdict
 
-__all__ = ["checked", "count", "ladder", "lines", "price", "rate", "seconds", "whole", "write_verdicts"]
+__all__ = [
+    "automatic",
+    "blocks",
+    "checked",
+    "count",
+    "gate_arguments",
+    "gates",
+    "ladder",
+    "level",
+    "lines",
+    "price",
+    "rate",
+    "seconds",
+    "usage",
+    "whole",
+    "write_verdicts",
+]
 
 T = TypeVar("T")
 _DURATION: Final = re.compile(r"([0-9.]+)(ms|s|m)?\Z")
@@ -59,6 +77,65 @@ def count(value: str) -> int:
 def whole(value: str) -> int:
     """A whole number from 0."""
     return 0 if value == "0" else count(value)
+
+
+def blocks(value: str) -> int:
+    """A number of blocks that says something about how much blocks differ."""
+    found = count(value)
+    if found < LEAST_BLOCKS:
+        raise argparse.ArgumentTypeError(f"{value} blocks say too little about how much blocks differ; at least {LEAST_BLOCKS}")
+    return found
+
+
+def level(value: str) -> float:
+    """The level of intervals in percent, as a share."""
+    try:
+        found = float(value.removesuffix("%")) / 100
+    except ValueError:
+        found = 0.0
+    if not 0.5 <= found <= 0.999:
+        raise argparse.ArgumentTypeError(f"{value!r} is no level of an interval; percent from 50 to 99.9")
+    return found
+
+
+def automatic(value: str) -> float | None:
+    """A number from 0, or `auto`."""
+    if value == "auto":
+        return None
+    try:
+        found = float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value!r} is neither auto nor a number from 0")
+    return found
+
+
+def usage(verb: str, message: str) -> NoReturn:
+    """Say what is wrong with the command line, and end."""
+    sys.stderr.write(f"inferscope {verb}: {message}\n")
+    raise SystemExit(64)
+
+
+def gate_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--gate`, and `--metric` with `--tolerance` for a single one; see `gates`."""
+    parser.add_argument("--gate", type=checked(parse_gates), metavar="GATES",
+                        help=f"metrics and the difference that does not matter ({GATES})".replace("%", "%%"))  # fmt: skip
+    parser.add_argument("--metric", metavar="NAME", help="judge this one only, as --gate NAME:TOLERANCE")
+    parser.add_argument("--tolerance", metavar="P%", help="the difference of --metric that does not matter (5%%)")
+
+
+def gates(options: argparse.Namespace, verb: str) -> tuple[Gate, ...]:
+    """The gates that were asked for, else the default ones."""
+    if options.gate and (options.metric or options.tolerance):
+        usage(verb, "--gate says all that --metric and --tolerance say")
+    if options.tolerance and not options.metric:
+        usage(verb, "--tolerance belongs to --metric; --gate takes several")
+    try:
+        text = f"{options.metric}:{(options.tolerance or '5').removesuffix('%')}%" if options.metric else GATES
+        return options.gate or parse_gates(text)
+    except ConfigurationError as error:
+        usage(verb, str(error))
 
 
 def price(value: str) -> float:

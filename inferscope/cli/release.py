@@ -84,7 +84,11 @@ def verify(path: Path) -> list[str]:
         run = runs.read(path.parent / record["run"]["path"])
         if run.sha256 != record["run"]["sha256"]:
             return [f"{run.path} was changed"]
-        again = [acceptance.accept(acceptance.parse_objective(row["objective"]), run.load, skip=run.skip) for row in record["objectives"]]
+        level = float(run.document["settings"].get("ci") or 0.95)
+        again = [
+            acceptance.accept(acceptance.parse_objective(row["objective"]), run.load, skip=run.skip, level=level)
+            for row in record["objectives"]
+        ]
         problems = [
             f"{each.objective} comes out as {each.word}, the record says {row['word']}"
             for each, row in zip(again, record["objectives"], strict=True)

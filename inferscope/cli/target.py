@@ -7,11 +7,13 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferscope import api, integration
-from inferscope.bench import child, inprocess
+from inferscope.bench import child, inprocess, metrics
+from inferscope.bench.precision import parse_precision
 from inferscope.bench.resources import Cards
 from inferscope.bench.result import LoadPlan
 from inferscope.detect.slo import SLO
@@ -19,10 +21,14 @@ from inferscope.device.events import timer
 from inferscope.device.memory import AllocatorMonitor
 from inferscope.diagnose.incident import diagnose, to_dict
 from inferscope.errors import EvidenceError, InferscopeError
+from inferscope.report import perfetto
 from inferscope.types import Breach
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from inferscope.bench.result import LoadResult
+    from inferscope.bench.steady import Event
     from inferscope.device.memory import Memory
 
 __all__ = ["main"]
@@ -49,20 +55,24 @@ def _rooms() -> Any:
     return None if running is None else running.rooms
 
 
-def _breach(load: LoadResult, objective: dict[str, float] | None) -> Breach:
+def _breach(load: LoadResult, objective: dict[str, float] | None, to_ns: int) -> Breach:
     """The question for the diagnosis: why is the tail of this run what it is?"""
-    from_ns, to_ns = int(load.intended_ns[0]), int(load.done_ns.max())
+    from_ns = int(load.intended_ns[0])
     slo = SLO(REQUEST, **objective) if objective else None  # type: ignore[arg-type]
     threshold, quantile = (slo.threshold_ms, slo.quantile) if slo is not None else (0.0, 0.99)
     return Breach("bench", REQUEST, REQUEST, threshold, quantile, from_ns, to_ns, time.time_ns(), load.status.size, 0, "manual", 0.0, 1.0)
 
 
-def _inside(rooms: Any, load: LoadResult, objective: dict[str, float] | None) -> dict[str, Any]:
-    """Why the tail is what it is, from what inferscope kept of the load: the diagnosis, without captures."""
-    breach = _breach(load, objective)
-    document = rooms.horizon.evidence(REQUEST, breach.onset_ns, breach.detected_ns)
+def _evidence(rooms: Any, breach: Breach) -> dict[str, Any]:
+    """What inferscope kept of the load."""
+    document: dict[str, Any] = rooms.horizon.evidence(REQUEST, breach.onset_ns, breach.detected_ns)
     document["copies"], document["gc"] = integration.copies(), rooms.gc.evidence()
     document["device"] = rooms.device.evidence(breach.onset_ns, breach.detected_ns)
+    return document
+
+
+def _inside(breach: Breach, document: dict[str, Any]) -> dict[str, Any]:
+    """Why the tail is what it is: the diagnosis, without captures."""
     found = to_dict(diagnose(breach, [document], service="inferscope-bench"))
     return {name: found[name] for name in ("verdict", "attribution", "withheld", "what_if", "findings", "notes")}
 
@@ -89,6 +99,18 @@ def _device(rooms: Any, load: LoadResult, static: list[Memory]) -> dict[str, Any
     return {"busy": found["busy"], "source": found["source"], "devices": rows} if rows or found["busy"] is not None else None
 
 
+def _enough(until: dict[str, Any] | None) -> Callable[[LoadResult, Sequence[Event]], bool] | None:
+    """Whether a percentile is known closely enough; None when that was not asked."""
+    if until is None:
+        return None
+    precision = replace(parse_precision(until["text"]), level=until["level"])
+
+    def enough(load: LoadResult, events: Sequence[Event]) -> bool:
+        return precision.reached(load, metrics.warm_up(load, until["warmup"], events)[0], until["blocks"])
+
+    return enough
+
+
 def _measure(asked: dict[str, Any]) -> dict[str, Any]:
     plan, objective = LoadPlan(**asked["plan"]), asked["objective"]
     cards, allocators = Cards(), AllocatorMonitor(timer)
@@ -104,9 +126,10 @@ def _measure(asked: dict[str, Any]) -> dict[str, Any]:
         sys.stdout.flush()
         os._exit(child.HANGS)  # the threads that hang would keep the process alive
 
-    around = inprocess.Surroundings(cards, rows, Path(asked["spool"]), hangs)
+    around = inprocess.Surroundings(cards, rows, Path(asked["spool"]), hangs, _enough(asked["until"]), asked["max_s"])
     inputs, baseline = asked["inputs"], asked["baseline"]
     found = inprocess.measure(plan, asked["target"], asked["settings"], inputs, golden=asked["golden"], baseline=baseline, around=around)
+    ended_ns = time.perf_counter_ns()
     cards.close()
     api.flush(2.0)
     rooms = _rooms()
@@ -120,13 +143,17 @@ def _measure(asked: dict[str, Any]) -> dict[str, Any]:
         "stages": _stages(),
         "device": None,
         "inside": None,
+        "trace": [],
     }
     if rooms is not None and found.load.fine.any():
         rooms.device.monitor()
         value["device"] = _device(rooms, found.load, static)
         api.shutdown(2.0)  # nobody adds to the evidence while it is read
         try:
-            value["inside"] = _inside(rooms, found.load, objective)
+            breach = _breach(found.load, objective, ended_ns)
+            document = _evidence(rooms, breach)
+            value["trace"] = json.loads(perfetto.render([document]))["traceEvents"] if asked["trace"] else []
+            value["inside"] = _inside(breach, document)
         except EvidenceError as error:
             value["inside"] = {
                 "verdict": f"n/a: {error}",
