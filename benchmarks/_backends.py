@@ -19,9 +19,9 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from _fetch import BackendAbsentError, chdb, grafana, otelcol, program, rotel  # noqa: E402  (the folder must be on the path)
+from _fetch import BackendAbsentError, chdb, grafana, kubernetes, otelcol, program, rotel  # noqa: E402  (the folder must be on the path)
 
-__all__ = ["BackendAbsentError", "chdb", "grafana", "otelcol", "program", "rotel"]
+__all__ = ["BackendAbsentError", "chdb", "grafana", "kubernetes", "otelcol", "program", "rotel"]
 _ALONE = {"http_proxy": "", "https_proxy": "", "all_proxy": "", "no_proxy": "*"}
 
 

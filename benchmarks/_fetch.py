@@ -80,6 +80,16 @@ def grafana(*, fetch=False, timeout_s=TIMEOUT_S):
     return PYTHON
 
 
+def kubernetes(*, fetch=False, timeout_s=TIMEOUT_S):
+    """Directory for the path that has Kubernetes' schemas and what validates against them.
+
+    Raises:
+        BackendAbsentError: As for `program`.
+    """
+    _python(PYTHON / "kubernetes_validate", fetch=fetch, timeout_s=timeout_s)
+    return PYTHON
+
+
 def otelcol(*, fetch=False, timeout_s=1800.0):
     """Path of the OpenTelemetry Collector core, which is built: some 300 MB of packages and minutes of compiling, kept in build/backends.
 
@@ -246,14 +256,15 @@ def main():
         ("rotel", lambda: rotel(fetch=True)),
         ("clickhouse", lambda: chdb(fetch=True)),
         ("grafana's models", lambda: grafana(fetch=True)),
+        ("kubernetes' schemas", lambda: kubernetes(fetch=True)),
         ("otelcol", lambda: otelcol(fetch=True)),
     ):
         begun = time.monotonic()
         try:
             where = find()
-            print(f"{name:18} {where.relative_to(ROOT) if where.is_relative_to(ROOT) else where} ({time.monotonic() - begun:.1f} s)")
+            print(f"{name:20} {where.relative_to(ROOT) if where.is_relative_to(ROOT) else where} ({time.monotonic() - begun:.1f} s)")
         except BackendAbsentError as error:
-            print(f"{name:18} absent: {error}")
+            print(f"{name:20} absent: {error}")
     return 0
 
 

@@ -99,6 +99,26 @@ def grafana_models(monkeypatch):
 
 
 @pytest.fixture
+def otelcol():
+    return have(backends.otelcol)
+
+
+@pytest.fixture
+def kubernetes(monkeypatch):
+    """Validates a document against the schema of a version, every field known: ValueError says what is wrong."""
+    monkeypatch.syspath_prepend(str(have(backends.kubernetes)))
+    validate = importlib.import_module("kubernetes_validate")
+
+    def check(document, version):
+        try:
+            assert validate.validate(document, version, strict=True) == version
+        except validate.ValidationError as error:
+            raise ValueError(error.message) from error
+
+    return check
+
+
+@pytest.fixture
 def vmalert():
     return have(backends.program, "vmalert")
 
