@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Node", "critical_path", "pack"]
 
-_SPAN: Final = struct.Struct("<qqqIHBB")
 _ROOT: Final = 255
 
 
@@ -99,9 +99,27 @@ def critical_path(nodes: Sequence[Node], start_ns: int, end_ns: int, columns: in
 
 def pack(nodes: Sequence[Node], thread_id: int) -> bytes:
     """Spans as little-endian `<qqqIHBB`: start, end, aux, native thread, column, parent (255 is the request), flags."""
-    packed = bytearray(_SPAN.size * len(nodes))
-    for index, (node, parent) in enumerate(zip(nodes, _parents(nodes), strict=True)):
-        thread, flags = node.flags >> 8 or thread_id, node.flags & 255
-        place = _ROOT if parent < 0 else parent
-        _SPAN.pack_into(packed, index * _SPAN.size, node.start_ns, node.end_ns, node.aux, thread, node.column, place, flags)
-    return bytes(packed)
+    places: dict[object, int] = dict(zip(nodes, range(len(nodes)), strict=True))
+    place_of = places.get
+    fields: list[int] = []
+    for node in nodes:
+        flags = node.flags
+        parent = node.parent
+        place = place_of(parent)
+        if place is None:
+            place = places[parent] = _above(parent, places)
+        fields += node.start_ns, node.end_ns, node.aux, flags >> 8 or thread_id, node.column, place, flags & 255
+    return _packer(len(nodes))(*fields)
+
+
+def _above(parent: object | None, places: dict[object, int]) -> int:
+    """The place of the nearest ancestor that has one, for a parent that has none."""
+    while parent is not None and parent not in places:
+        parent = getattr(parent, "parent", None)
+    return _ROOT if parent is None else places[parent]
+
+
+@functools.lru_cache(maxsize=128)
+def _packer(count: int) -> Callable[..., bytes]:
+    """Packs so many spans in one call."""
+    return struct.Struct("<" + count * "qqqIHBB").pack

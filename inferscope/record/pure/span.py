@@ -70,6 +70,9 @@ class Span:
     kind: ClassVar[str] = "with"
     """What hooks are told: `with`, `call`, or empty for those that hooks do not hear of."""
 
+    aux: ClassVar[int] = 0
+    """Nothing besides the time; a property would be a call for each span of a retained request."""
+
     @classmethod
     def of(cls, stage: Definition) -> Self:
         """A span of a stage. There is no `__init__`: the call would cost a tenth of the whole."""
@@ -78,11 +81,6 @@ class Span:
         made.column = stage.column
         made.start_ns = NEVER
         return made
-
-    @property
-    def aux(self) -> int:
-        """Nothing besides the time."""
-        return 0
 
     @property
     def name(self) -> str:
