@@ -144,7 +144,7 @@ def service(folder, kind):
 
 
 def one_comparison(ports, seed):
-    """Words of a comparison of two processes: 40 blocks in turn, one connection pool a process, one schedule."""
+    """Blocks of two processes: 40 in turn, one connection pool a process, one schedule."""
     rng = np.random.default_rng(seed)
     arms = [arm for pair in range(PAIRS) for arm in order(pair)]
     payload = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nabcd"
@@ -170,23 +170,28 @@ def one_comparison(ports, seed):
         mine = (intended >= start + number * BLOCK_S * 1e9) & (intended < start + (number + 1) * BLOCK_S * 1e9)
         good = mine & (np.array(driver.status) == 200)
         blocks[arm].append(compare.Block((done - intended)[good] / 1e6, int((mine & ~good).sum()), BLOCK_S))
-    return {each.metric: each.word for each in compare.judge(blocks["a"], blocks["b"], GATES, level=compare.look_level(0, 1), seed=seed)}
+    return blocks["a"], blocks["b"], seed
+
+
+def judged(comparison):
+    """Words at 20 pairs, as `ab --no-extend` judges."""
+    first, second, seed = comparison
+    return {each.metric: each.word for each in compare.judge(first, second, GATES, level=compare.look_level(0, 1), seed=seed)}
 
 
 def real(comparisons, most_s):
-    """Words of A/A comparisons of the real service, at most so many seconds."""
-    words, end = [], time.perf_counter() + most_s
+    """Blocks of A/A comparisons of the real service, at most so many seconds; judged later, when nothing is measured."""
+    found, end = [], time.perf_counter() + most_s
     with tempfile.TemporaryDirectory() as folder, service(folder, "same") as first, service(folder, "same") as second:
         first.start()
         second.start()
         one_comparison((first.port, second.port), 0)  # warm
-        while len(words) < comparisons and time.perf_counter() < end:
-            words.append(one_comparison((first.port, second.port), 1 + len(words)))
-    return words
+        while len(found) < comparisons and time.perf_counter() < end:
+            found.append(one_comparison((first.port, second.port), 1 + len(found)))
+    return found
 
 
-def real_rows(quick):
-    words = real(200, 7.0) if quick else real(200, 1200.0)
+def real_rows(words):
     rows = []
     for metric in ("p50", "p95", "p99"):
         wrong = share(words, metric, {"IMPROVED", "REGRESSED"})
@@ -216,7 +221,7 @@ def headline(quick):
         script = Path(folder, "service.py")
         script.write_text(SERVICE)
         commands = {kind: [sys.executable, str(script), "{port}", kind] for kind in ("slow", "fixed", "wrong")}
-        short = ["--inputs", "inputs.jsonl", "--rate", "100", "--block", "0.3", "--settle", "0.05", "--warmup", "0.5", "--max-lag", "5ms",
+        short = ["--inputs", "inputs.jsonl", "--rate", "120", "--block", "0.25", "--settle", "0.05", "--warmup", "0.5", "--max-lag", "5ms",
                  "--no-extend", "--no-inside"]  # fmt: skip
         if quick:
             name, first, second, more = "a lock held long now and then", commands["slow"], commands["fixed"], [*short, "--gate", "p99:10%"]
@@ -274,7 +279,7 @@ def share(words, metric, wanted):
 
 def rows_of(pool, quick):
     row = _harness.row
-    same, small, large, long = (200, 40, 100, 12) if quick else (600, 100, 600, 200)
+    same, small, large, long = (100, 30, 60, 4) if quick else (600, 100, 600, 200)
     aa = list(pool.map(fixed, [(seed, 1.0) for seed in range(same)], chunksize=5))
     words = [each for each, _ in aa]
     rows = []
@@ -319,9 +324,10 @@ def main():
     options = _harness.arguments(__doc__)
     began = time.perf_counter()
     with ahead():
-        rows = [*real_rows(options.quick), *headline(options.quick)]
+        comparisons = real(200, 6.0 if options.quick else 1000.0)
+        rows = headline(options.quick)
     with ProcessPoolExecutor(max_workers=min(os.cpu_count() or 1, 8)) as pool:
-        rows += rows_of(pool, options.quick)
+        rows = [*real_rows(list(pool.map(judged, comparisons, chunksize=4))), *rows, *rows_of(pool, options.quick)]
     status = _harness.finish(rows, options.json)
     print(f"{time.perf_counter() - began:.0f} s")
     return status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     import argparse
 
 HELP = """List the runs that 'inferscope bench -o' left in a directory, oldest first.
---csv writes them in the form that Apache Otava reads (a time column, attributes, one column a metric) for change points over many runs."""
+--csv writes them in the form that Apache Otava reads (a time column, attributes, one column for each metric that every run has a number for)
+for change points over many runs."""
 
 _METRICS: Final = ("p50_ms", "p95_ms", "p99_ms", "p999_ms", "throughput", "error_rate")
 
@@ -64,23 +66,30 @@ def run(options: argparse.Namespace) -> int:
     if options.target:
         good = [row for row in good if options.target in row["target"] or options.target in (row["model"] or "")]
     if options.csv:
-        text.put("--csv", options.csv, _csv(good))
+        content, left_out = _csv(good)
+        text.put("--csv", options.csv, content)
+        if left_out:
+            sys.stderr.write(f"inferscope history: left out of the CSV, because not every run has a number: {', '.join(left_out)}\n")
     shown = "" if options.csv == "-" else "\n".join([*_table(good), *problems])
     emit(options, {"runs": good, "problems": problems}, shown)
     return 1 if problems else 0
 
 
-def _csv(rows: list[dict[str, Any]]) -> str:
-    """Otava's CSV importer: ISO time, attributes, metrics; an empty cell where there is no number. Invalid runs are left out."""
+def _csv(rows: list[dict[str, Any]]) -> tuple[str, list[str]]:
+    """Otava's CSV importer: ISO time, attributes, metrics; and which metrics were left out.
+
+    Invalid runs are left out, and so is a metric that not every run has a number for: Otava takes no empty cell, and 0 would be a lie.
+    """
+    valid = [row for row in rows if row["valid"]]
+    names = [name for name in _METRICS if all(row[name] is not None for row in valid)]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("time", "commit", "target", "model", "fingerprint", *_METRICS))
-    for row in rows:
-        if row["valid"]:
-            when = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(row["time_unix_ns"] / 1e9))
-            values = ("" if row[name] is None else f"{row[name]:.6g}" for name in _METRICS)
-            writer.writerow((when, row["commit"] or "", row["target"], row["model"] or "", row["fingerprint"], *values))
-    return out.getvalue()
+    writer.writerow(("time", "commit", "target", "model", "fingerprint", *names))
+    for row in valid:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(row["time_unix_ns"] / 1e9))
+        values = (f"{row[name]:.6g}" for name in names)
+        writer.writerow((when, row["commit"] or "", row["target"], row["model"] or "", row["fingerprint"], *values))
+    return out.getvalue(), [name for name in _METRICS if name not in names]
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
