@@ -109,7 +109,7 @@ def test_waiting_for_other_requests_work_is_a_queue_of_our_own(service, document
     made = copy.deepcopy(document)
     made["columns"][5] = ["gpu-queue", ""]
     finding = found(service, made)["GPU_QUEUE_CONTENTION"]
-    assert (finding.where, finding.what_if_p99_ms is not None) == ("device queue", True)
+    assert (finding.where, finding.what_if_p99_ms is not None) == ("device queue, own work", True)
     assert "other requests of this process" in finding.claim
 
 

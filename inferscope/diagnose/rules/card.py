@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from inferscope.diagnose.findings import Texts, of_share
 from inferscope.diagnose.rules.traces import owner
+from inferscope.diagnose.rules.turns import turns
 from inferscope.types import Evidence, Finding
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from inferscope.diagnose.device import Look
     from inferscope.diagnose.findings import Context
     from inferscope.diagnose.host import HostRequest
+    from inferscope.diagnose.rules.turns import Turns
     from inferscope.types import Share
 
 __all__ = ["clock_throttle", "device_queue", "memory_pressure"]
@@ -103,24 +105,26 @@ def memory_pressure(context: Context) -> Iterable[Finding]:
 def device_queue(context: Context) -> Iterable[Finding]:
     """GPU_QUEUE_CONTENTION: slow requests' work stands in the device's queue, behind other requests' or behind somebody else's."""
     own = next(iter(context.shares("gpu-queue")), None)
-    slow, ordinary = (_queued(context, context.kept(slow=kind)[0]) for kind in (True, False))
+    kept = {kind: context.kept(slow=kind)[0] for kind in (True, False)}
+    slow, ordinary = (_queued(context, kept[kind]) for kind in (True, False))
     share = own or _share(context, ("copy",))
     if share is None or (own is None and len(slow) < _FEW):
         return
     waited, usual = (median(values) if values else 0.0 for values in (slow, ordinary))
     if own is None and waited - usual < _EXPLAINS * (share.tail_ms - share.body_ms):
         return
-    whose = (
-        "other requests of this process"
-        if own is not None
-        else "work that none of this process's spans covers: another process, or streams that are not timed"
-    )
+    had = turns(context, kept[True])
+    foreign = own is None or (had is not None and had.foreign)
     texts = Texts(
-        where="device queue" if own is not None else "device queue, foreign work",
-        claim=f"Slow requests' work stands {waited if own is None else own.tail_ms:.1f} ms in the device's queue before its turn, behind {whose}.",
+        where=f"device queue, {'foreign work' if foreign else f'behind {had.longest}' if had is not None and had.longest else 'own work'}",
+        claim=f"Slow requests' work stands {waited if own is None else own.tail_ms:.1f} ms in the device's queue before its turn, behind {_whose(own, had)}.",
         refute_by="Give one replica a card of its own: if the wait in the queue stays, it is this process's own work that fills it.",
-        fix="Isolate the card (MIG, another node) or bound the other's share (MPS, stream priorities); within the process, bound what runs at a time.",
-        rollback="Return to the shared card.",
+        fix=(
+            "Isolate the card (MIG, another node), or bound the other's share (MPS, stream priorities)."
+            if foreign
+            else "Bound what runs on the device at a time, give heavy work a stream or a card of its own (stream priorities), or split it."
+        ),
+        rollback="Return to the shared card." if foreign else "Return to one queue.",
     )
     evidence = [
         Evidence("wait in the device's queue, slow requests, median", round(waited, 3), "ms")
@@ -129,9 +133,26 @@ def device_queue(context: Context) -> Iterable[Finding]:
         Evidence("wait in the device's queue, ordinary requests, median", round(usual, 3) if ordinary else "n/a", "ms" if ordinary else ""),
         Evidence("slow requests timed on the device", len(slow), "requests"),
     ]
+    if had is not None and had.waited:
+        evidence.append(
+            Evidence(
+                "of their waiting, in or behind own work of over twice its usual time", round(100 * had.stretched / had.waited, 1), "%"
+            )
+        )
     if context.horizon.device_busy is not None:
         evidence.append(Evidence("device busy, from its driver", round(100 * context.horizon.device_busy, 1), "%"))
     yield of_share(context, share, "GPU_QUEUE_CONTENTION", "scheduling", texts, evidence)
+
+
+def _whose(own: Share | None, had: Turns | None) -> str:
+    """Whose work had the device, in words."""
+    if own is None:
+        return "work that none of this process's spans covers: another process, or streams that are not timed"
+    if had is None:
+        return "other requests of this process"
+    if had.foreign:
+        return "somebody else's: copies and kernels of this process alike take many times their usual time on the device"
+    return f"other requests of this process, mostly {had.longest}" if had.longest else "other requests of this process"
 
 
 def _share(context: Context, also: Sequence[str] = ()) -> Share | None:
