@@ -26,16 +26,20 @@ def extend(parser):
     parser.add_argument("--only", nargs="*", help="names of services")
 
 
+def said(rows, key):
+    """Which runs, with what each was measured at."""
+    return ", ".join(f"{each['name']} {each[key]:g}" for each in rows)
+
+
 def main():
     options = arguments(__doc__, extend)
     scenarios = load()
     names = options.only or [*(scenarios.QUICK if options.quick else scenarios.SCENARIOS), *(("healthy",) if options.quick else ())]
-    seconds = 12.0 if options.quick else scenarios.SECONDS
     judged, failed = [], []
     for seed in range(1, options.seeds + 1):
         for name in names:
             try:
-                judged.append(scenarios.judge(name, scenarios.diagnosis(name, seconds, seed)))
+                judged.append(scenarios.judge(name, scenarios.diagnosis(name, seed=seed)))
                 print("\n".join(scenarios.table(judged[-1:])[len(judged) > 1 :]), flush=True)
             except RuntimeError as error:
                 failed.append(str(error))
@@ -58,6 +62,18 @@ def main():
     if healthy:
         loud = sum(len(each["other_high"]) for each in healthy)
         rows.append(row(f"findings of high severity on {len(healthy)} healthy runs", loud, "", "== 0", holds=loud == 0))
+    few, hot, minutes = scenarios.sparse(judged), scenarios.hot(judged), scenarios.minutes(judged)
+    rows += [
+        row(
+            f"runs with fewer than {scenarios.EPISODES} slow episodes in {scenarios.OF_S:g} s, of services whose fault permits more",
+            len(few), "runs", "== 0", holds=not few, note=said(few, "episodes_15s"),
+        ),
+        row(
+            f"runs that take more than {100 * scenarios.CPU:.0f} % of a CPU, of services whose fault does not",
+            len(hot), "runs", "== 0", holds=not hot, note=said(hot, "cpu"),
+        ),
+        row(f"all these services {scenarios.RUNS} times, one after another", minutes, "minutes", f"<= {scenarios.MINUTES:g}", holds=minutes <= scenarios.MINUTES),
+    ]  # fmt: skip
     rows.append(row("services skipped", sum("skipped" in each for each in judged), "", "reported"))
     return finish(rows, options.json, services=judged)
 

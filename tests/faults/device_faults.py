@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
 from harness import now_and_then, spin, work
-from planted import ordinary, plant
+from planted import forked, ordinary, plant
 from simulated import UUID, Card, driver
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def no_sim():
@@ -26,7 +23,7 @@ def no_sim():
     return None if any(shutil.which(name) for name in ("g++", "clang++", "c++")) else "no C++ compiler for the simulated accelerator"
 
 
-def rare(arrival, share=0.06):
+def rare(arrival, share=0.09):
     return arrival.draw.random() < share
 
 
@@ -43,7 +40,7 @@ def reads_in_loop(service):
 
     def score(arrival):
         with card.torch.inference_mode():
-            read_boxes(model(inputs.to("sim")), 140 if rare(arrival) else 5)
+            read_boxes(model(inputs.to("sim")), 60 if rare(arrival) else 4)
 
     ordinary(service, preprocess=score, forward=lambda _: None)
 
@@ -62,7 +59,7 @@ def implicit_syncs(service):
 
     def score(arrival):
         with card.torch.inference_mode():
-            decide(model(inputs.to("sim")), 130 if rare(arrival) else 3)
+            decide(model(inputs.to("sim")), 60 if rare(arrival) else 3)
 
     ordinary(service, preprocess=score, forward=lambda _: None)
 
@@ -73,12 +70,12 @@ def tiny_kernels(service):
     card = Card(service)
 
     def forward(arrival):
-        for _ in range(700 if rare(arrival) else 15):
+        for _ in range(380 if rare(arrival) else 12):
             spin(0.06)
             card.sim.kernel(0.004, "elementwise_kernel")
         card.torch.accelerator.synchronize()
 
-    service.rate = 30.0
+    service.rate = 55.0
     ordinary(service, forward=forward)
 
 
@@ -89,12 +86,12 @@ def fp32_matmul(service):
 
     def forward(arrival):
         if rare(arrival):
-            card.sim.kernel(45.0, "ampere_sgemm_128x64_nn")
+            card.sim.kernel(24.0, "ampere_sgemm_128x64_nn")
         else:
-            card.sim.kernel(3.0, "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_nn")
+            card.sim.kernel(1.5, "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_nn")
         card.torch.accelerator.synchronize()
 
-    service.rate = 30.0
+    service.rate = 55.0
     ordinary(service, forward=forward)
 
 
@@ -103,41 +100,39 @@ def no_overlap(service):
     """Large inputs come in pieces: each is copied from pinned memory and computed before the next, on one stream."""
     card = Card(service)
     card.sim.configure(h2d_gb_s=1.0)
-    small, large = (card.torch.ones(elements).pin_memory() for elements in (1 << 14, 3 << 20))
+    small, large = (card.torch.ones(elements).pin_memory() for elements in (1 << 14, 2 << 20))
     where = {id(small): card.torch.empty_like(small, device="sim"), id(large): card.torch.empty_like(large, device="sim")}
 
     def forward(arrival):
         chosen, pieces = (large, 2) if rare(arrival) else (small, 2)
         for _ in range(pieces):
             where[id(chosen)].copy_(chosen, non_blocking=True)
-            card.sim.kernel(11.0 if chosen is large else 0.5, "volta_fp16_s884gemm")
+            card.sim.kernel(7.0 if chosen is large else 0.5, "volta_fp16_s884gemm")
         card.torch.accelerator.synchronize()
 
-    service.rate = 30.0
+    service.rate = 55.0
     ordinary(service, forward=forward)
 
 
-OTHER = """
-import sys
-from inferscope.testing import accelerator
-sim = accelerator.load()
-sim.share(sys.argv[1])
-print("ready", flush=True)
-for line in sys.stdin:
-    sim.kernel(float(line), "another_tenant")
-"""
-
-
-@plant("GPU_QUEUE_CONTENTION", where="device queue", needs=no_sim)
+@plant("GPU_QUEUE_CONTENTION", where="foreign work", needs=no_sim)
 def foreign_queue(service):
     """Another process on the same card runs a long kernel now and then."""
-    card = Card(service, "torch", "copies")
     shared = tempfile.mkdtemp(prefix="card-") + "/shared"
+
+    def tenant(lines, ready):
+        from inferscope.testing import accelerator
+
+        sim = accelerator.load()
+        sim.share(shared)
+        ready()
+        for line in lines:
+            sim.kernel(float(line), "another_tenant")
+
+    tell, wait = forked(service, tenant)
+    card = Card(service, "torch", "copies")
     card.sim.share(shared)
-    other = subprocess.Popen([sys.executable, "-c", OTHER, shared], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    other.stdout.readline()
-    service.cleanup.append(other.kill)
-    service.neighbours.append(("tenant", now_and_then(lambda draw: print(draw.uniform(60, 90), file=other.stdin, flush=True))))
+    wait()
+    service.neighbours.append(("tenant", now_and_then(lambda draw: tell(draw.uniform(38, 48)))))
     model, inputs = card.model(2.0), card.torch.ones(8, 16)
     card.traced = False
     service.rate = 80.0
@@ -149,9 +144,31 @@ def foreign_queue(service):
     ordinary(service, preprocess=score, forward=lambda _: None)
 
 
+@plant("GPU_QUEUE_CONTENTION", where="behind", needs=no_sim)
+def own_queue(service):
+    """Reports of the same process take the device for long, now and then, on the stream that requests use."""
+    card = Card(service, "torch", "copies")
+    model, inputs = card.model(2.0), card.torch.ones(8, 16)
+    card.sim.operator_cost("aten::tanh", 42_000)
+    large, rows = card.torch.nn.Tanh(), card.torch.ones(8, 16, device="sim")
+    card.traced = False
+    service.rate = 80.0
+
+    def report(_):
+        with card.torch.inference_mode(), service.recorder.request("reports"), service.recorder.stage("report"):
+            large(rows).cpu()
+
+    def score(_):
+        with card.torch.inference_mode():
+            model(inputs.to("sim")).cpu()
+
+    service.neighbours.append(("reports", now_and_then(report)))
+    ordinary(service, preprocess=score, forward=lambda _: None)
+
+
 @plant("CLOCK_THROTTLE", where="sw_thermal", needs=no_sim)
 def slowed_clocks(service):
-    """The card gets hot now and then and runs at a fifth of its clock for more than a second; only large batches become too slow by that."""
+    """The card gets hot now and then and runs at a fifth of its clock for a while; only large batches become too slow by that."""
     card, state = Card(service), driver()
     card.sim.identify(UUID.removeprefix("GPU-"))
     card.torch.ones(1).to("sim")
@@ -161,20 +178,19 @@ def slowed_clocks(service):
     factor = [1.0]
 
     def heat(stop, draw):
-        while not stop.wait(draw.uniform(2.4, 2.8)):
+        while not stop.wait(draw.uniform(0.35, 0.45)):
             factor[0], state["clock"], state["reasons"] = 6.0, 345, 0x20
-            if stop.wait(1.3):
+            if stop.wait(0.4):
                 return
             factor[0], state["clock"], state["reasons"] = 1.0, 1980, 0
 
     def forward(arrival):
-        card.sim.kernel(factor[0] * (8.0 if arrival.draw.random() < 0.3 else 1.0), "ampere_fp16_s16816gemm")
+        card.sim.kernel(factor[0] * (5.0 if arrival.draw.random() < 0.3 else 1.0), "ampere_fp16_s16816gemm")
         card.torch.accelerator.synchronize()
 
     service.neighbours.append(("heat", heat))
-    service.seconds *= 2.4
-    service.rate = 20.0
-    card.traced = False
+    service.rate = 45.0
+    card.traced, card.look_s = False, 0.06
     ordinary(service, forward=forward)
 
 
@@ -199,22 +215,21 @@ def allocator_retries(service):
     memory.read = read
 
     def fill(stop, draw):
-        while not stop.wait(draw.uniform(1.6, 2.0)):
-            full[0] = time.monotonic() + 1.1
-            if stop.wait(1.1):
+        while not stop.wait(draw.uniform(0.45, 0.55)):
+            full[0] = time.monotonic() + 0.45
+            if stop.wait(0.45):
                 return
 
     def forward(arrival):
-        if time.monotonic() < full[0] and arrival.draw.random() < 0.25:
+        if time.monotonic() < full[0] and arrival.draw.random() < 0.3:
             counts["retries"] += 1
-            card.sim.kernel(50.0, "cudaFree")
+            card.sim.kernel(28.0, "cudaFree")
         card.sim.kernel(2.0, "ampere_fp16_s16816gemm")
         card.torch.accelerator.synchronize()
 
     service.neighbours.append(("peak", fill))
-    service.rate = 25.0
-    service.seconds *= 2.4
-    card.traced = False
+    service.rate = 50.0
+    card.traced, card.look_s = False, 0.25
     ordinary(service, forward=forward)
 
 
@@ -226,23 +241,22 @@ def no_gloo():
     return None if torch.distributed.is_available() and torch.distributed.is_gloo_available() else "torch has no gloo"
 
 
-RANK = """
-import json, random, sys, time
-import torch, torch.distributed as dist
-port, rank, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-begin, total, draw = torch.zeros(2), torch.zeros(64), random.Random(7)
-with torch.profiler.profile() as profile:
-    while True:
-        dist.broadcast(begin, 0)
-        if begin[0] < 0:
-            break
-        time.sleep(draw.uniform(0.05, 0.08) if begin[1] > 0 else 0.003)
-        dist.all_reduce(total)
-profile.export_chrome_trace(out)
-dist.destroy_process_group()
-"""
+def second_rank(port, out):
+    """The other process; slow over some of its parts."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=1, world_size=2)
+    begin, total, draw = torch.zeros(2), torch.zeros(64), random.Random(7)
+    with torch.profiler.profile() as profile:
+        while True:
+            dist.broadcast(begin, 0)
+            if begin[0] < 0:
+                break
+            time.sleep(draw.uniform(0.028, 0.034) if begin[1] > 0 else 0.002)
+            dist.all_reduce(total)
+    profile.export_chrome_trace(out)
+    dist.destroy_process_group()
 
 
 @plant("NCCL_STRAGGLER", where="rank 1", needs=no_gloo)
@@ -256,7 +270,7 @@ def late_rank(service):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    other = subprocess.Popen([sys.executable, "-c", RANK, str(port), "1", str(folder / "1.json")], cwd=ROOT)
+    _, wait = forked(service, lambda _lines, ready: (second_rank(port, str(folder / "1.json")), ready()))
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=2)
     begin, total, one = torch.zeros(2), torch.zeros(64), threading.Lock()
     with torch.profiler.profile():
@@ -268,22 +282,21 @@ def late_rank(service):
             if not started:  # a profile records the thread that begins it
                 started.append(True)
                 profile.start()
-            begin[1] = 1.0 if rare(arrival, 0.08) else 0.0
+            begin[1] = 1.0 if rare(arrival, 0.22) else 0.0
             dist.broadcast(begin, 0)
-            work(2.0)
+            work(1.0)
             dist.all_reduce(total)
 
     def finish(document):
         begin[0] = -1.0
         dist.broadcast(begin, 0)
         profile.export_chrome_trace(str(folder / "0.json"))
-        other.wait(60)
+        wait()
         dist.destroy_process_group()
         return list(pieces(folder, document))
 
     service.finish, service.leave = finish, profile.stop
-    service.workers, service.rate = 1, 14.0
-    service.seconds *= 1.4
+    service.workers, service.rate = 1, 28.0
     ordinary(service, forward=forward)
 
 

@@ -15,6 +15,7 @@ import json
 import os
 import queue
 import random
+import resource
 import threading
 import time
 from dataclasses import dataclass, field
@@ -55,9 +56,9 @@ class Service:
 
     seconds: float
     seed: int = 0
-    rate: float = 45.0
+    rate: float = 70.0
     workers: int = 8
-    objective_ms: float = 35.0
+    objective_ms: float = 22.0
     size: Callable[[random.Random], float] = lambda draw: draw.uniform(0.5, 1.5)
     rate_at: Callable[[float], float] | None = None
     """Requests a second at a time since start; default always `rate`."""
@@ -72,6 +73,8 @@ class Service:
     """Called on each worker's thread when it has served its last request."""
     finish: Callable[[dict[str, Any]], list[Any]] | None = None
     """Called with the evidence when the service has ended; gives captures (side file, trace)."""
+    slow: list[tuple[int, int]] = field(default_factory=list)
+    """When each request above the objective arrived and ended; the harness fills it."""
 
     @property
     def recorder(self) -> Any:
@@ -117,7 +120,7 @@ ROUNDS_A_MS = _rounds_a_ms()
 
 
 def now_and_then(
-    work_: Callable[[random.Random], None], low: float = 0.4, high: float = 0.7
+    work_: Callable[[random.Random], None], low: float = 0.09, high: float = 0.15
 ) -> Callable[[threading.Event, random.Random], None]:
     """A neighbour that does something at random instants."""
 
@@ -184,6 +187,9 @@ def _serve(service: Service, arrivals: queue.SimpleQueue[Arrival | None]) -> Non
                 service.handle(arrival)
         except RuntimeError:
             pass  # a request that failed; the recorder has noted it
+        end = now_ns()
+        if end - arrival.at_ns > service.objective_ms * MS:
+            service.slow.append((arrival.at_ns, end))
     if service.leave is not None:
         service.leave()
 
@@ -199,6 +205,21 @@ def _arrive(service: Service, arrivals: queue.SimpleQueue[Arrival | None], begin
         arrivals.put(Arrival(now_ns(), service.size(draw), random.Random(service.seed * 1_000_003 + number)))
 
 
+def episodes(slow: list[tuple[int, int]]) -> int:
+    """Slow requests that overlap in time are one episode."""
+    found, until = 0, -1
+    for begin, end in sorted(slow):
+        found += begin > until
+        until = max(until, end)
+    return found
+
+
+def children_s() -> float:
+    """CPU time of the children that this process has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run(service: Service) -> dict[str, Any]:
     """Serve for `service.seconds`, then diagnose; returns the findings and figures of the run as JSON types."""
     watched, arrivals = Watched(service), queue.SimpleQueue()
@@ -210,7 +231,7 @@ def run(service: Service) -> dict[str, Any]:
     others += [] if service.card is None else service.card.threads(watched.stop)
     for name, loop in service.neighbours:
         others.append(threading.Thread(target=loop, args=(watched.stop, random.Random(f"{name} {service.seed}")), name=name, daemon=True))
-    cpu = time.process_time()
+    own, children, begun = time.process_time(), children_s(), time.monotonic()
     for thread in (*threads, *others):
         thread.start()
     _arrive(service, arrivals, watched.begin)
@@ -218,7 +239,7 @@ def run(service: Service) -> dict[str, Any]:
         arrivals.put(None)
     for thread in threads:
         thread.join(20)
-    used = time.process_time() - cpu
+    used, lasted = time.process_time() - own, time.monotonic() - begun
     watched.stop.set()
     for thread in others:
         thread.join(5)
@@ -228,7 +249,13 @@ def run(service: Service) -> dict[str, Any]:
         captures += service.finish(document)
     for action in service.cleanup:
         action()
-    return {"cpu": round(used / service.seconds, 3), **_diagnosed(service, document, captures)}
+    figures = {
+        "seconds": round(lasted, 2),
+        "episodes": episodes(service.slow),
+        "cpu": round(used / lasted, 3),
+        "children_cpu": round((children_s() - children) / lasted, 3),
+    }
+    return {**figures, **_diagnosed(service, document, captures)}
 
 
 def _diagnosed(service: Service, document: dict[str, Any], captures: list[Any]) -> dict[str, Any]:

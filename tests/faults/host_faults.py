@@ -16,10 +16,12 @@ from pathlib import Path
 from harness import now_and_then, spin, work
 from planted import Rules, hogs, no_torch, one_cpu, ordinary, plant
 
+BURNS = "the pool that is planted burns the CPU that requests lack"
+
 
 @plant("LOCK_CONTENTION", where="work (")
 def slow_lock(service):
-    ordinary(service, rules=Rules(service, lambda draw: work(draw.uniform(60, 90))).apply)
+    ordinary(service, rules=Rules(service, lambda draw: work(draw.uniform(38, 48))).apply)
 
 
 @plant("LOCK_CONTENTION", "LOCK_HOLDER_SLOW")
@@ -32,75 +34,75 @@ def lock_holder_waits_for_io(service):
     service.cleanup.append(store.kill)
 
     def fetch(draw):
-        print(draw.uniform(0.06, 0.09), file=store.stdin, flush=True)
+        print(draw.uniform(0.045, 0.06), file=store.stdin, flush=True)
         store.stdout.readline()
 
     ordinary(service, rules=Rules(service, fetch).apply)
 
 
+GRAPH = 90_000
+"""Nodes of a cache that a collection walks through; some 25 ms."""
+
+
 @plant("GC_PAUSE", where="generation 2")
 def gc_pauses(service):
-    draw, keep = random.Random(1), [[] for _ in range(400_000)]
+    draw, keep = random.Random(1), [[] for _ in range(GRAPH)]
     for node in keep:
         node.extend(keep[draw.randrange(len(keep))] for _ in range(3))  # neighbours far apart in memory, as a grown cache has them
-    service.neighbours.append(("cache", now_and_then(lambda _: gc.collect(), 0.5, 0.8)))
+    service.neighbours.append(("cache", now_and_then(lambda _: gc.collect(), 0.09, 0.14)))
     service.cleanup.append(keep.clear)
-    service.rate, service.objective_ms = 60.0, 40.0
-    ordinary(service, forward=lambda _: time.sleep(0.015))  # a device works, and the collector stops who waits for it
+    service.rate, service.objective_ms = 110.0, 27.0
+    ordinary(service, forward=lambda _: time.sleep(0.012))  # a device works, and the collector stops who waits for it
+
+
+def foreign_cpu(service, own, name):
+    """Processes take the only CPU for a while, now and then."""
+    one_cpu()
+    burn = hogs(service, 12, own=own)
+    service.neighbours.append((name, now_and_then(lambda draw: burn(draw.uniform(0.07, 0.09)), 0.13, 0.2)))
+    service.rate, service.objective_ms = 36.0, 30.0
+    ordinary(service, forward=lambda _: work(6.0))
+    return burn
 
 
 @plant("CPU_PREEMPTION")
 def starved(service):
     """Other processes, not of this service, take the only CPU for a while, now and then."""
-    one_cpu()
-    burn = hogs(service, 12, own=False)
-    service.neighbours.append(("starter", now_and_then(lambda draw: burn(draw.uniform(0.15, 0.22)))))
-    service.rate, service.objective_ms = 20.0, 45.0
-    ordinary(service, forward=lambda _: work(11.0))
+    foreign_cpu(service, False, "starter")
 
 
 @plant("LOADER_COMPETES", where="processes that this one started")
 def loader_processes(service):
     """A pool of data loaders that the service started prepares batches on the same CPU, now and then."""
+    foreign_cpu(service, True, "epoch")
+
+
+def pool(service, what, name):
+    """Six threads want the only CPU that is allowed, now and then."""
     one_cpu()
-    burn = hogs(service, 10, own=True)
-    service.neighbours.append(("epoch", now_and_then(lambda draw: burn(draw.uniform(0.15, 0.22)))))
-    service.rate, service.objective_ms = 20.0, 45.0
-    ordinary(service, forward=lambda _: work(11.0))
+
+    def run(draw):
+        threads = [threading.Thread(target=work, args=(draw.uniform(10, 14),), name=f"{name}-{n}") for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    service.neighbours.append((what, now_and_then(run, 0.1, 0.16)))
+    service.rate, service.objective_ms = 40.0, 25.0
+    ordinary(service, forward=lambda _: work(5.0))
 
 
-@plant("LOADER_COMPETES", where="dataloader")
+@plant("LOADER_COMPETES", where="dataloader", hot=BURNS)
 def loader_threads(service):
     """The same with threads, which decode in native code."""
-    one_cpu()
-    service.objective_ms = 25.0
-
-    def load(draw):
-        pool = [threading.Thread(target=work, args=(draw.uniform(18, 26),), name=f"dataloader-{n}") for n in range(6)]
-        for thread in pool:
-            thread.start()
-        for thread in pool:
-            thread.join()
-
-    service.neighbours.append(("epoch", now_and_then(load)))
-    ordinary(service, forward=lambda _: work(5.0))
+    pool(service, "epoch", "dataloader")
 
 
-@plant("THREAD_OVERSUB")
+@plant("THREAD_OVERSUB", hot=BURNS)
 def affinity(service):
     """One CPU of several is allowed, and a pool of the service's own wants more, now and then."""
-    one_cpu()
-    service.objective_ms = 25.0
-
-    def reindex(draw):
-        pool = [threading.Thread(target=work, args=(draw.uniform(18, 26),), name=f"index-{n}") for n in range(6)]
-        for thread in pool:
-            thread.start()
-        for thread in pool:
-            thread.join()
-
-    service.neighbours.append(("reindex", now_and_then(reindex)))
-    ordinary(service, forward=lambda _: work(5.0))
+    pool(service, "reindex", "index")
 
 
 CGROUP = Path("/sys/fs/cgroup/cpu")
@@ -108,12 +110,12 @@ CGROUP = Path("/sys/fs/cgroup/cpu")
 
 def fake_group(service):
     """A tree of its own that says what a quota would do, while foreign processes take the CPU as the quota would."""
-    one_cpu()
+    burn, busy = foreign_cpu(service, False, "other"), [0.0]
+    service.neighbours.clear()
     root = Path(tempfile.mkdtemp(prefix="cgroup-"))
     (root / "cpu.max").write_text("100000 100000\n")
     (root / "self").write_text("0::/\n")
     counts = {"nr_periods": 0, "nr_throttled": 0, "throttled_usec": 0}
-    burn, busy = hogs(service, 12, own=False), [0.0]
 
     def write():
         partial = root / "partial"
@@ -121,7 +123,7 @@ def fake_group(service):
         partial.replace(root / "cpu.stat")
 
     def throttle(draw):
-        seconds = draw.uniform(0.15, 0.22)
+        seconds = draw.uniform(0.07, 0.09)
         busy[0] = time.monotonic() + 2 * seconds
         burn(seconds)
 
@@ -135,9 +137,7 @@ def fake_group(service):
 
     write()
     service.cgroup = (root, root / "self")
-    service.neighbours += [("reindex", now_and_then(throttle)), ("kernel", count)]
-    service.rate, service.objective_ms = 20.0, 45.0
-    ordinary(service, forward=lambda _: work(11.0))
+    service.neighbours += [("reindex", now_and_then(throttle, 0.13, 0.2)), ("kernel", count)]
 
 
 def real_group(service):
@@ -164,23 +164,20 @@ def throttled(service):
     (real_group if real else fake_group)(service)
 
 
-@plant("THREAD_OVERSUB", needs=no_torch)
+@plant("THREAD_OVERSUB", needs=no_torch, hot="pools that want more CPUs than there are burn those that there are")
 def omp_oversubscription(service):
     """Every request's operators spread over eight threads, on fewer CPUs, several requests at a time."""
     import torch
 
     torch.set_num_threads(8)
-    service.rate, service.objective_ms = 9.0, 40.0
-    left, right = torch.randn(640, 640), torch.randn(640, 640)
+    service.objective_ms = 22.0
+    left, right = torch.randn(448, 448), torch.randn(448, 448)
 
     def forward(_):
         for _ in range(6):
             torch.mm(left, right)
 
-    def burst(since):
-        return 25.0 if int(since * 2) % 2 == 0 else 3.0
-
-    service.rate_at = burst
+    service.rate_at = lambda since: 64.0 if int(since * 10) % 2 == 0 else 8.0
     ordinary(service, forward=forward)
     for _ in range(3):
         torch.mm(left, right)
@@ -189,12 +186,11 @@ def omp_oversubscription(service):
 @plant("GIL_CONTENTION", where="report-encoder")
 def interpreter_burners(service):
     for name in ("report-encoder-1", "report-encoder-2"):
-        service.neighbours.append((name, now_and_then(lambda draw: spin(draw.uniform(80, 110)), 0.4, 0.7)))
-    service.objective_ms = 25.0
+        service.neighbours.append((name, now_and_then(lambda draw: spin(draw.uniform(36, 44)), 0.2, 0.3)))
 
     def prepare(_):
-        for _ in range(6):  # each native call gives the interpreter up and has to get it back
-            work(0.1)
+        for _ in range(10):  # each native call gives the interpreter up and has to get it back
+            work(0.03)
 
     ordinary(service, preprocess=prepare)
 
@@ -207,7 +203,7 @@ def logging_in_request(service):
 
     fcntl.fcntl(theirs, 1031, 4096)  # F_SETPIPE_SZ: a small one
     reader = subprocess.Popen(
-        [sys.executable, "-c", "import os, sys, random, time\nwhile os.read(0, 4096):\n if random.random() < 0.4: time.sleep(0.1)"],
+        [sys.executable, "-c", "import os, sys, random, time\nwhile os.read(0, 4096):\n if random.random() < 0.18: time.sleep(0.075)"],
         stdin=ours,
     )  # fmt: skip
     service.cleanup += [lambda: os.close(theirs), reader.kill]
@@ -215,11 +211,10 @@ def logging_in_request(service):
     logger.propagate = False
     logger.addHandler(logging.StreamHandler(os.fdopen(os.dup(theirs), "w")))
     logger.setLevel(logging.INFO)
-    ordinary(service, rules=lambda _: logger.info("decision %s", "x" * 900))
+    ordinary(service, rules=lambda _: logger.info("decision %s", "x" * 1900))
 
 
 @plant("TELEMETRY_OVERHEAD", where="OtelPeriodicExportingMetricReader")
 def telemetry(service):
-    service.neighbours.append(("OtelPeriodicExportingMetricReader", now_and_then(lambda draw: spin(draw.uniform(110, 150)), 0.4, 0.7)))
-    service.objective_ms = 25.0
-    ordinary(service, preprocess=lambda _: [work(0.1) for _ in range(6)])
+    service.neighbours.append(("OtelPeriodicExportingMetricReader", now_and_then(lambda draw: spin(draw.uniform(38, 46)), 0.1, 0.16)))
+    ordinary(service, preprocess=lambda _: [work(0.03) for _ in range(10)])

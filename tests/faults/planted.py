@@ -17,6 +17,10 @@ from inferscope.clock import now_ns
 from inferscope.integration import record_copy, record_wait
 
 
+def _nothing():
+    return None
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A planted service and what is true of it."""
@@ -26,34 +30,43 @@ class Scenario:
     """Finding ids; the first is to be ranked first, all among the first three. Empty for a healthy service."""
     where: str = ""
     """What the first finding's place has to contain."""
-    needs: Callable[[], str | None] = lambda: None
+    needs: Callable[[], str | None] = _nothing
     """Why it cannot run here, if so."""
+    few: str = ""
+    """Why it cannot yield sixty slow episodes in fifteen seconds, if so."""
+    hot: str = ""
+    """Why it takes more than 40 % of a CPU, if so."""
+
+    @property
+    def torch(self) -> bool:
+        """Whether it starts from a process that has torch."""
+        return self.needs is not _nothing
 
 
 SCENARIOS: dict[str, Scenario] = {}
 
 
-def plant(*truth, where="", needs=lambda: None):
+def plant(*truth, where="", needs=_nothing, few="", hot=""):
     def register(build):
-        SCENARIOS[build.__name__] = Scenario(build, truth, where, needs)
+        SCENARIOS[build.__name__] = Scenario(build, truth, where, needs, few, hot)
         return build
 
     return register
 
 
 def ordinary(service, *, preprocess=None, forward=None, rules=None):
-    """The request that all services share: 1 ms of preparation, 2 ms of model, a little of rules."""
+    """The request that all services share: a little of preparation, 1 ms of model, a little of rules."""
     recorder = service.recorder
 
     def handle(arrival):
         with recorder.stage("preprocess"):
-            spin(0.3)
+            spin(0.2)
             if preprocess is not None:
                 preprocess(arrival)
         with recorder.stage("forward"):
-            forward(arrival) if forward is not None else work(2.0)
+            forward(arrival) if forward is not None else work(1.0)
         with recorder.stage("rules"):
-            spin(0.2)
+            spin(0.1)
             if rules is not None:
                 rules(arrival)
 
@@ -82,10 +95,10 @@ class Lane:
 class Rules:
     """Rules under a named lock that a reload takes too."""
 
-    def __init__(self, service, hold):
+    def __init__(self, service, hold, pause_s=(0.09, 0.15)):
         self.lock = service.recorder.lock("rules", threading.Lock())
         self.hold = hold
-        service.neighbours.append(("rule-reload", now_and_then(self.reload)))
+        service.neighbours.append(("rule-reload", now_and_then(self.reload, *pause_s)))
 
     def reload(self, draw):
         with self.lock:
@@ -93,7 +106,7 @@ class Rules:
 
     def apply(self, _):
         with self.lock:
-            spin(0.1)
+            spin(0.05)
 
 
 class Batcher:
@@ -146,6 +159,7 @@ for line in sys.stdin:
         print(line, end="", file=hog.stdin, flush=True)
 for hog in hogs:
     hog.kill()
+    hog.wait()
 """
 
 
@@ -167,6 +181,23 @@ def hogs(service, number, *, own):
 
     service.cleanup.append(stop)
     return burn
+
+
+def forked(service, loop):
+    """A process that reads lines from us and works as `loop(lines, ready)` does; gives what tells it a line. To be called before any thread is started."""
+    told, tells = os.pipe()
+    hears, says = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(tells)
+        with os.fdopen(told) as lines:
+            loop(lines, lambda: os.write(says, b"."))
+        os._exit(0)
+    os.close(told)
+    os.close(says)
+    sink = os.fdopen(tells, "w")
+    service.cleanup += [sink.close, lambda: os.waitpid(child, 0)]
+    return (lambda line: print(line, file=sink, flush=True)), (lambda: os.read(hears, 1))
 
 
 def no_torch():
