@@ -434,10 +434,8 @@ def fork_after_captures(directory: Path) -> None:
     assert (directory / "handler").read_text() == "ran"
 
 
-def user_waits_in_vain(directory: Path) -> None:
-    """A region that does not end: the application's profiler starts all the same, and nothing crashes."""
-    recording_module.USER_WAIT_S = 0.2
-    recorder, capture = build(directory)
+def held_open(recorder: core.Recorder, afterwards: int) -> tuple[threading.Thread, threading.Event]:
+    """A request that waits on a thread of its own, between operators; what lets it end, and so many operators after it."""
     entered, leave = threading.Event(), threading.Event()
 
     def serve() -> None:
@@ -446,11 +444,19 @@ def user_waits_in_vain(directory: Path) -> None:
             entered.set()
             leave.wait()
             operators(50)
-        operators(1000)
+        operators(afterwards)
 
     thread = threading.Thread(target=serve)
     thread.start()
     entered.wait()
+    return thread, leave
+
+
+def user_waits_in_vain(directory: Path) -> None:
+    """A region that does not end: the application's profiler starts all the same, and nothing crashes."""
+    recording_module.USER_WAIT_S = 0.2
+    recorder, capture = build(directory)
+    thread, leave = held_open(recorder, 1000)
     with torch.autograd.profiler.profile(use_kineto=True) as profile:
         operators(25)
     assert sum(event.name == "aten::add" for event in profile.function_events) == 25
@@ -468,19 +474,7 @@ def user_overtakes(directory: Path) -> None:
     """As before, and our region ends while the application's profiler records: its callbacks are silenced, not stopped."""
     recording_module.USER_WAIT_S = 0.1
     recorder, capture = build(directory)
-    entered, leave = threading.Event(), threading.Event()
-
-    def serve() -> None:
-        with recorder.request("score"):
-            operators(50)
-            entered.set()
-            leave.wait()
-            operators(50)
-        operators(5000)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    entered.wait()
+    thread, leave = held_open(recorder, 5000)
     with torch.autograd.profiler.profile(use_kineto=True) as profile:
         operators(25)
         leave.set()

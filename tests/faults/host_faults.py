@@ -82,7 +82,7 @@ def pool(service, what, name):
     one_cpu()
 
     def run(draw):
-        threads = [threading.Thread(target=work, args=(draw.uniform(10, 14),), name=f"{name}-{n}") for n in range(6)]
+        threads = [threading.Thread(target=work, args=(draw.uniform(13, 17),), name=f"{name}-{n}") for n in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
