@@ -198,7 +198,19 @@ class InstrumentedAsyncLock:
         return self.wrapped.__reduce_ex__(protocol)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "wrapped":
+            raise AttributeError(name)
         return getattr(self.wrapped, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set on the lock itself what is not ours."""
+        if name in InstrumentedAsyncLock.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.wrapped, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.wrapped, name)
 
     def __repr__(self) -> str:
         return f"<instrumented {self.name!r} of {self.wrapped!r}>"

@@ -23,8 +23,8 @@ _UNSET: Final[Any] = object()
 class InstrumentedLock:
     """Delegates to a lock and times what it must: a free lock is taken at once, only a held one is waited for by the clock.
 
-    Instances are of a subclass made for the wrapped lock's class, which hands every other attribute on: `__getattr__` would do
-    the same, and make every attribute of ours slow to read.
+    Instances are of a subclass made for the wrapped lock's class, which hands every other attribute on. Where the lock can have
+    attributes of its own, that is `__getattr__`, which makes every attribute of ours slower to read; else properties do.
 
     Args:
         recorder: Where waits and holds are counted.
@@ -34,13 +34,15 @@ class InstrumentedLock:
 
     __slots__ = ("__weakref__", "_holds")
 
+    _holds: Holds
+
     FOREVER: ClassVar[int | None] = -1
     """The timeout that means none."""
 
     _HOLDS: ClassVar[type[Holds]] = Holds
 
     def __init__(self, recorder: Recorder, name: str, wrapped: Any) -> None:
-        self._holds = self._HOLDS(recorder, name, wrapped)
+        object.__setattr__(self, "_holds", self._HOLDS(recorder, name, wrapped))
 
     @property
     def name(self) -> str:
@@ -135,6 +137,13 @@ class InstrumentedLock:
         kind: Any = self._holds.wrapped.__class__
         return kind
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set on the lock itself, as everything that is not ours is read from it."""
+        setattr(self._holds.wrapped, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._holds.wrapped, name)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle, or refuse to, as the wrapped lock does."""
         return self._holds.wrapped.__reduce_ex__(protocol)
@@ -211,14 +220,24 @@ def instrument(recorder: Recorder, name: str, lock: Any) -> InstrumentedLock:
     return _delegating(kind, lock)(recorder, name, lock)
 
 
+def _attribute_of_wrapped(lock: Any, name: str) -> Any:
+    """What the wrapper does not have, the lock may: also attributes that it got later."""
+    if name == "_holds":
+        raise AttributeError(name)
+    return getattr(lock._holds.wrapped, name)  # noqa: SLF001 - this module's own
+
+
 def _delegating(kind: type[InstrumentedLock], lock: Any) -> type[InstrumentedLock]:
     """A subclass of `kind` that hands on what else the lock's class offers."""
     wrapped: Any = lock.__class__
     key = (kind, wrapped)
     made = _KINDS.get(key)
     if made is None:
-        others = [name for name in dir(lock) if not name.startswith("__") and not hasattr(kind, name)]
-        members: dict[str, Any] = {name: property(attrgetter(f"_holds.wrapped.{name}")) for name in others}
+        if hasattr(lock, "__dict__"):
+            members: dict[str, Any] = {"__getattr__": _attribute_of_wrapped}
+        else:
+            others = [name for name in dir(lock) if not name.startswith("__") and not hasattr(kind, name)]
+            members = {name: property(attrgetter(f"_holds.wrapped.{name}")) for name in others}
         made = _KINDS.setdefault(key, type(kind.__name__, (kind,), {"__slots__": (), "__module__": __name__, **members}))
     return made
 
