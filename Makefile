@@ -12,6 +12,7 @@ COMPILED := $(VENV)/.compiled
 TORCH := torch==2.13.0
 SECONDS_A_RUN ?= 45
 SEEDS ?= 1
+OLDEST ?=
 CORE := $(wildcard inferscope/record/_core/*.c inferscope/record/_core/*.h)
 
 # Runs pytest on what a marker or a folder selects; that nothing was selected is a failure and is said.
@@ -87,8 +88,8 @@ test-backends: venv ## fetch receivers and databases of other projects into buil
 	@$(BIN)/python benchmarks/_fetch.py
 	$(call selected,-m backends)
 
-test-integrations: venv ## integrations against real libraries and servers, fetched into build; skips what cannot be had
-	@python="$$($(BIN)/python benchmarks/_servers.py)"; SERVERS_FETCH=1 "$$python" -m pytest -m "not soak" tests/integrations tests/cli/test_run.py tests/cli/test_run_servers.py tests/examples/test_small_examples.py $(ARGS)
+test-integrations: venv ## integrations against real libraries and servers, fetched into build; skips what cannot be had (OLDEST=1: oldest releases)
+	@export OLDEST=$(OLDEST); python="$$($(BIN)/python benchmarks/_servers.py)"; SERVERS_FETCH=1 "$$python" -m pytest -m "not soak" $(if $(OLDEST),-W ignore) tests/integrations tests/cli/test_run.py tests/cli/test_run_servers.py tests/examples/test_small_examples.py tests/examples/test_queue_consumers.py $(ARGS)
 
 test-frameworks: venv ## Ray Serve, BentoML and KServe, each with an environment of its own in build; takes minutes, no part of .ci/run
 	@export SERVERS_FETCH=1 FRAMEWORKS=1; $(BIN)/python -m pytest tests/integrations/test_frameworks.py $(ARGS)

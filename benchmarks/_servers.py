@@ -24,6 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / "build" / "integrations-venv"
+OLDEST_VENV = ROOT / "build" / "integrations-oldest-venv"
+OLDEST = ROOT / "tests" / "integrations" / "oldest.txt"
 TRITON = ROOT / "build" / "triton"
 PYTRITON = "nvidia-pytriton==0.7.0"
 NUMPY = "numpy<2"
@@ -54,13 +56,14 @@ FRAMEWORKS = {"ray": "ray[serve]==2.60.0", "bentoml": "bentoml==1.4.40", "kserve
 """Frameworks whose pins fit nobody else's, each in an environment of its own."""
 
 
-def _stacked(venv, timeout_s):
-    """An environment that stands on this one; returns the start of a pip command for it."""
+def _stacked(venv, timeout_s, *between):
+    """An environment that stands on `between` and on this one; returns the start of a pip command for it."""
     python = venv / "bin" / "python"
     if not python.exists():
         _run([sys.executable, "-m", "venv", "--without-pip", str(venv)], timeout_s)
         below = venv / "lib" / f"python{_MINOR}" / "site-packages" / "below.pth"
-        below.write_text("\n".join([sysconfig.get_paths()["purelib"], str(ROOT), str(ROOT / "integrations")]) + "\n")
+        packages = [str(each / "lib" / f"python{_MINOR}" / "site-packages") for each in between]
+        below.write_text("\n".join([*packages, sysconfig.get_paths()["purelib"], str(ROOT), str(ROOT / "integrations")]) + "\n")
     return [sys.executable, "-m", "pip", "--quiet", "--python", str(python), "install"]
 
 
@@ -79,6 +82,23 @@ def environment(*, fetch, timeout_s=300.0):
     _run([*_stacked(VENV, timeout_s), "--group", "integrations"], timeout_s)
     stamp.touch()
     return python
+
+
+def oldest(*, fetch, timeout_s=600.0):
+    """The interpreter that has the oldest releases which the integrations declare (`tests/integrations/oldest.txt`).
+
+    Raises:
+        ServerAbsentError: It is not here, or the package index cannot be reached.
+    """
+    environment(fetch=fetch, timeout_s=timeout_s)
+    stamp, wanted = OLDEST_VENV / ".installed", OLDEST.read_text()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        if not fetch:
+            raise ServerAbsentError("the oldest libraries are not here; 'make test-integrations OLDEST=1' installs them")
+        # Without dependencies: those come from the newest environment below it, and ours from the one below that.
+        _run([*_stacked(OLDEST_VENV, timeout_s, VENV), "--no-deps", "--requirement", str(OLDEST)], timeout_s)
+        stamp.write_text(wanted)
+    return OLDEST_VENV / "bin" / "python"
 
 
 def framework(name, *, fetch, timeout_s=600.0):
@@ -254,7 +274,7 @@ def repository(folder, *, name="risk", delay_s=0.002, queue_us=500, instances=1)
 if __name__ == "__main__":
     # The interpreter for tests that need other people's libraries; the one in use, with the reason on stderr, where they cannot be had.
     try:
-        print(environment(fetch=True))
+        print(oldest(fetch=True) if os.environ.get("OLDEST") == "1" else environment(fetch=True))
     except ServerAbsentError as absent:
         print(f"client libraries cannot be installed, their tests are skipped: {absent}", file=sys.stderr)
         print(sys.executable)

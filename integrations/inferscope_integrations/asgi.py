@@ -55,7 +55,7 @@ class AsgiIntegration(Integration):
     name: ClassVar[str] = "asgi"
     target: ClassVar[str] = "starlette.applications"
     distribution: ClassVar[str] = "starlette"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 20), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 27), None)
 
     def patch(self, ledger: Ledger) -> None:
         """Replace `starlette.applications.Starlette.__call__`."""

@@ -32,7 +32,7 @@ class BentomlIntegration(Integration):
     name: ClassVar[str] = "bentoml"
     target: ClassVar[str] = "_bentoml_impl.server.app"
     distribution: ClassVar[str] = "bentoml"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((1, 2), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((1, 4), None)
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Any, int]] = {}

@@ -40,7 +40,7 @@ class CeleryIntegration(Integration):
     name: ClassVar[str] = "celery"
     target: ClassVar[str] = "celery"
     distribution: ClassVar[str] = "celery"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((5, 2), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((5, 3), None)
 
     def __init__(self) -> None:
         self._running: dict[str, Any] = {}

@@ -156,7 +156,7 @@ class _Grpc(Integration):
     """What the two have in common."""
 
     distribution: ClassVar[str] = "grpcio"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((1, 49), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((1, 60), None)
     serves: ClassVar[bool] = False  # clients import grpc, too: exporters of telemetry do
 
 

@@ -57,7 +57,7 @@ class _Histogram:
         self._histogram, self._stage, self._active = histogram, stage, active
 
     @property
-    def __doc__(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]  (what is asked of the stand-in is the histogram's)
+    def __doc__(self) -> Any:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride] - a stand-in's is the histogram's
         return self._histogram.__doc__
 
     def __getattr__(self, name: str) -> Any:
@@ -78,7 +78,7 @@ class KserveIntegration(Integration):
     name: ClassVar[str] = "kserve"
     target: ClassVar[str] = "kserve.model"
     distribution: ClassVar[str] = "kserve"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 11), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 21), None)
 
     def patch(self, ledger: Ledger) -> None:
         """Replace the histograms that `kserve.model` looks up at each step.

@@ -69,7 +69,7 @@ class OnnxRuntimeIntegration(Integration):
 
     name: ClassVar[str] = "onnxruntime"
     target: ClassVar[str] = "onnxruntime"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((1, 16), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((1, 19), None)
 
     def patch(self, ledger: Ledger) -> None:
         """Replace the methods on the sessions' common base, where they are defined."""
@@ -90,7 +90,7 @@ class PipelineIntegration(Integration):
     name: ClassVar[str] = "transformers_pipelines"
     target: ClassVar[str] = "transformers.pipelines.base"
     distribution: ClassVar[str] = "transformers"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((4, 38), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((4, 46), None)
 
     def patch(self, ledger: Ledger) -> None:
         """Replace `Pipeline.__call__`."""
@@ -111,7 +111,7 @@ class TransformersIntegration(Integration):
     name: ClassVar[str] = "transformers"
     target: ClassVar[str] = "transformers.generation.utils"
     distribution: ClassVar[str] = "transformers"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((4, 38), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((4, 46), None)
 
     def patch(self, ledger: Ledger) -> None:
         """Replace `GenerationMixin.generate`."""
@@ -134,7 +134,7 @@ class SentenceTransformersIntegration(Integration):
     name: ClassVar[str] = "sentence_transformers"
     target: ClassVar[str] = "sentence_transformers"
     distribution: ClassVar[str] = "sentence-transformers"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((2, 7), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((3, 0), None)
 
     def patch(self, ledger: Ledger) -> None:
         """Replace `encode` and, by its name in this release, `preprocess` or `tokenize`."""

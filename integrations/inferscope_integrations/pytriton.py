@@ -30,7 +30,7 @@ class PytritonIntegration(Integration):
     name: ClassVar[str] = "pytriton"
     target: ClassVar[str] = "pytriton"
     distribution: ClassVar[str] = "nvidia-pytriton"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 5), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 7), None)
 
     def patch(self, ledger: Ledger) -> None:
         """Replace the constructor, to time what it has made of the callable, and `run_inference`, to see batches arrive."""

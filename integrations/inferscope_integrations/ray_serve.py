@@ -7,7 +7,8 @@
 | `queue:batch` and series `batch` | the wait for a batch of `@serve.batch`, and the work that is done once for all of it |
 | `queue:ray`, and what the replica did | in the request that called `handle.remote()`, when that is in another process of this machine |
 
-The router stamps the request's metadata with the time; it runs in the proxy, in the driver and in every replica that calls another. Where
+Ray pickles a deployment's class and does not import its module in the replica: call `instrument` in its constructor, or start everything under
+`inferscope run`. The router stamps the request's metadata with the time; it runs in the proxy, in the driver and in every replica that calls another. Where
 it is not instrumented (a proxy that was started without `inferscope run`) the queue before the replica is not known.
 """
 
@@ -54,7 +55,7 @@ class RayServeIntegration(Integration):
     name: ClassVar[str] = "ray_serve"
     target: ClassVar[str] = "ray.serve"
     distribution: ClassVar[str] = "ray"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((2, 40), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((2, 60), None)
 
     def __init__(self) -> None:
         self._inbox: Inbox | None = None

@@ -38,7 +38,7 @@ class AnyioIntegration(Integration):
     name: ClassVar[str] = "anyio"
     target: ClassVar[str] = "anyio.to_thread"
     distribution: ClassVar[str] = "anyio"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((3, 0), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((3, 7), None)
 
     def patch(self, ledger: Ledger) -> None:
         """Replace `anyio.to_thread.run_sync`, which its callers look up at each call."""

@@ -146,7 +146,7 @@ class FlaskIntegration(Integration):
     name: ClassVar[str] = "flask"
     target: ClassVar[str] = "flask"
     distribution: ClassVar[str] = "flask"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((2, 0), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((2, 2), None)
 
     def patch(self, ledger: Ledger) -> None:
         """Replace `flask.Flask.__call__`."""

@@ -22,7 +22,7 @@ class _Clients(Integration):
     """What the four have in common."""
 
     distribution: ClassVar[str] = "tritonclient"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((2, 40), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((2, 41), None)
     serves: ClassVar[bool] = False
 
 

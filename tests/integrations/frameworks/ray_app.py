@@ -1,4 +1,7 @@
-"""Two deployments: one that batches and one in front of it; workers import this module too."""
+"""Deployments: one that batches, one that takes one request at a time, and one in front of the first.
+
+Ray pickles a deployment's class by value and does not import its module in the replica: each instruments in its constructor.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,17 @@ from ray import serve
 
 import inferscope as scope
 
-scope.instrument("ray_serve", "asgi", "anyio")
-told.begin()
+
+def instrument() -> None:
+    scope.instrument("ray_serve", "asgi", "anyio")
+    told.begin()
 
 
 @serve.deployment(max_ongoing_requests=20)
 class Scorer:
+    def __init__(self):
+        instrument()
+
     @serve.batch(max_batch_size=4, batch_wait_timeout_s=0.1)
     async def forward(self, values):
         await asyncio.sleep(0.02)
@@ -37,6 +45,9 @@ class Scorer:
 class Narrow:
     """One request at a time: what comes together waits in the router."""
 
+    def __init__(self):
+        instrument()
+
     def __call__(self, value):
         with scope.stage("alone"):
             time.sleep(0.05)
@@ -49,6 +60,7 @@ class Narrow:
 @serve.deployment
 class Front:
     def __init__(self, scorer):
+        instrument()
         self.scorer = scorer
 
     async def __call__(self, request):

@@ -29,7 +29,9 @@ def main():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ray.init(num_cpus=4, include_dashboard=False, configure_logging=False)
+    ray_app.instrument()
+    patient = {"agent_register_timeout_ms": 200_000}  # its agent takes long to import on a busy machine
+    ray.init(num_cpus=4, include_dashboard=False, configure_logging=False, _system_config=patient)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     scorer = serve.run(ray_app.Scorer.bind(), name="scorer", route_prefix=None)
     narrow = serve.run(ray_app.Narrow.bind(), name="narrow", route_prefix=None)
