@@ -11,10 +11,12 @@ from inferscope.record import core
 from inferscope.slots import slots
 from inferscope.types import SpanFlag
 
-__all__ = ["copies", "forget_copies", "record_copy", "record_first_byte", "record_shape", "shape_of"]
+__all__ = ["NON_BLOCKING", "copies", "forget_copies", "record_copy", "record_first_byte", "record_shape", "shape_of"]
 
 _copies: dict[tuple[str, str | None], list[int]] = {}
 _COPY_SITES: Final = 64
+NON_BLOCKING: Final = 64
+"""Bit of a copy's flags beside those of `types.SpanFlag`: it was asked not to wait, which pageable memory makes it do nevertheless."""
 _SHAPES: Final = 8192
 _shapes: list[tuple[int, tuple[int, ...], bool] | None] = [None] * _SHAPES
 """By request id modulo its length."""
@@ -30,6 +32,7 @@ def record_copy(
     sync: bool,
     pageable: bool,
     implicit: bool = False,
+    non_blocking: bool = False,
     site: str | None = None,
 ) -> None:
     """Tell of one copy between host and device that blocked the calling thread from `start_ns` to `end_ns`.
@@ -42,20 +45,23 @@ def record_copy(
         sync: Whether the call waited for the copy.
         pageable: Whether the host memory was not pinned.
         implicit: Whether a value was read (`item`, `if tensor:`) and the copy is what that takes.
+        non_blocking: Whether the call was asked not to wait.
         site: `function (file:line)` of the caller, when known.
     """
     flags = (SpanFlag.SYNC if sync else 0) | (SpanFlag.PAGEABLE if pageable else 0) | (SpanFlag.IMPLICIT_SYNC if implicit else 0)
+    flags |= NON_BLOCKING if non_blocking else 0
     core.default.interval("copy", direction, start_ns, end_ns, flags=flags, aux=nbytes)
     key = (direction, site)
     row = _copies.get(key)
     if row is None:
-        row = _copies.setdefault(key if len(_copies) < _COPY_SITES else (direction, None), [0, 0, 0, 0, 0, 0])
+        row = _copies.setdefault(key if len(_copies) < _COPY_SITES else (direction, None), [0, 0, 0, 0, 0, 0, 0])
     row[0] += 1
     row[1] += nbytes
     row[2] += end_ns - start_ns
     row[3] += sync
     row[4] += pageable
     row[5] += implicit
+    row[6] += non_blocking
     if slots.on_copy is not None and not guard.is_off("copies"):
         with guard.guard("copies"):
             slots.on_copy(direction, nbytes, start_ns, end_ns, flags, site)
@@ -64,8 +70,18 @@ def record_copy(
 def copies() -> list[dict[str, Any]]:
     """Copies by direction and call site: running totals, as the incident keeps them."""
     return [
-        {"name": direction, "site": site, "count": n, "bytes": b, "wall_ns": w, "sync": s, "pageable": p, "implicit": i}
-        for (direction, site), (n, b, w, s, p, i) in list(_copies.items())
+        {
+            "name": direction,
+            "site": site,
+            "count": n,
+            "bytes": b,
+            "wall_ns": w,
+            "sync": s,
+            "pageable": p,
+            "implicit": i,
+            "non_blocking": a,
+        }
+        for (direction, site), (n, b, w, s, p, i, a) in list(_copies.items())
     ]
 
 

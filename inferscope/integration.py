@@ -281,12 +281,13 @@ def stand_in(kind: str, original: Any, patch: Patch, slow: Callable[..., Any], *
     """What to put in place of a method that is called too often for a Python closure.
 
     Args:
-        kind: `forward` (a stage around the outermost call), `move` (tells `note` when the result lies on another kind of memory), `read`
-            (calls `slow` when the tensor does not lie on the host) or `call` (calls `slow`, and passes for the original in every other way).
+        kind: `forward` (a stage around the outermost call), `move` (tells `note` when the result lies on another kind of memory), `make`
+            (tells `note` when the result lies on a device), `read` (calls `slow` when the tensor does not lie on the host) or `call` (calls
+            `slow`, and passes for the original in every other way).
         original: The method that is replaced.
         patch: The ledger's.
         slow: Does all of it in Python; runs while `timer.enabled`, and always where the compiled core is missing.
-        **more: `timer`, an object with `enabled`; `note(began_ns, result, self, *args, **kwargs)` of `move`, and of `forward` where it
+        **more: `timer`, an object with `enabled`; `note(began_ns, result, *args, **kwargs)` of `move` and `make`, and of `forward` where it
             gets 0 and None first; for `forward` the ContextVar
             `inside`, `names` ({id(module): (anything, stage)}) and the common stage's `name`.
     """

@@ -164,7 +164,10 @@ def _vendor(owner: Any, name: str) -> tuple[Any, Callable[[], object]]:
         else:
             setattr(owner, name, stored)
 
-    setattr(owner, name, wrapper)
+    try:
+        setattr(owner, name, wrapper)
+    except TypeError:  # a type of C, whose attributes nobody else sets
+        return None, lambda: None
     return wrapper, restore
 
 
@@ -204,7 +207,7 @@ def _between(integration: Integration, use: Callable[[], Any] | None) -> Iterato
         if before[owner, name] is _MISSING:
             if name in vars(owner):
                 delattr(owner, name)
-        else:
+        elif _own(owner, name) is not before[owner, name]:
             setattr(owner, name, before[owner, name])
 
 

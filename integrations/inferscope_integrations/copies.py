@@ -1,95 +1,142 @@
 """torch copies between host and device: bytes, direction, pinned or pageable, blocking or not, the line that asked, and the device's time.
 
-Methods of `torch.Tensor` are replaced: the torch function and dispatch modes tax every operation and see one thread only. What is called a
-synchronous pageable copy is told from facts (`non_blocking`, `is_pinned()`), never from time. Reading a value that lies on a device (`item`,
-`tolist`, `if tensor:`) is a copy that waits, too. Copies inside compiled graphs and C++ are not seen here; a capture shows them.
+Methods of `torch.Tensor` and functions of `torch` are replaced: the torch function and dispatch modes tax every operation and see one thread
+only. Reading a value or a size that lies on a device (`item`, `tolist`, `if tensor:`, `nonzero`) is a copy that waits, too. Not seen here:
+`x[mask]`, copies inside compiled graphs and in C++, and functions that were imported by name before; a capture shows them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope.clock import now_ns
-from inferscope.device.copies import PREFIX
+from inferscope.device.copying import PAGEABLE, Moved, abandon, begin, direction, moving, read, report, way_of
 from inferscope.device.events import timer
-from inferscope.integration import Integration, record_copy, recorder, stand_in
-from inferscope.types import SpanFlag
+from inferscope.integration import Integration, stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from inferscope.device.events import Channel, Started
+    from inferscope.device.copying import Begun
     from inferscope.patching import Ledger, Patch
 
-__all__ = ["READS", "CopiesIntegration", "direction"]
+__all__ = ["FUNCTIONS", "READS", "CopiesIntegration", "direction"]
 
-READS: Final = ("item", "tolist", "numpy", "nonzero", "equal", "allclose", "masked_select", "__bool__", "__int__", "__float__", "__index__")
+READS: Final = (
+    "item", "tolist", "numpy", "nonzero", "argwhere", "equal", "allclose", "is_nonzero", "masked_select", "bincount", "repeat_interleave",
+    "__bool__", "__int__", "__float__", "__complex__", "__index__",
+)  # fmt: skip
 """What waits for the device because the host wants a value or a size. `__getitem__` stays as it is: torch does not survive its restoration."""
-
-_moving_module: ContextVar[bool] = ContextVar("inferscope_moving_module", default=False)
-_NOT_CALLERS: Final = ("inferscope_integrations/copies.py", "torch/_tensor.py")
-_told_until: ContextVar[int] = ContextVar("inferscope_copies_told_until", default=0)
-
-
-def direction(source_on_host: bool, result_on_host: bool) -> str | None:  # noqa: FBT001  (two symmetric facts)
-    """`h2d`, `d2h`, or None when both sides lie on the same kind of memory."""
-    if source_on_host == result_on_host:
-        return None
-    return "h2d" if source_on_host else "d2h"
+FUNCTIONS: Final = (
+    "nonzero", "argwhere", "equal", "allclose", "is_nonzero", "masked_select", "bincount", "repeat_interleave", "where", "_unique2",
+)  # fmt: skip
+"""The same as functions of `torch`; `_unique2` is what `unique` comes down to."""
+_UNDERLYING: Final = ("unique_dim", "unique_consecutive")
+"""Of `torch._VF`: what `unique(dim=...)` and `unique_consecutive` come down to."""
+_MOVES: Final = ("to", "cpu", "cuda", "xpu", "mtia")
+_MAKERS: Final = ("tensor", "as_tensor", "asarray")
 
 
-def _site() -> str:
-    """The line that asked: the innermost one that is neither ours nor that of torch's dispatch for subclasses of tensors."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (the only cheap way to the caller's line)
-    while frame.f_code.co_filename.endswith(_NOT_CALLERS) and frame.f_back is not None:
-        frame = frame.f_back
-    code = frame.f_code
-    return f"{code.co_name} ({code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno})"
+class CopiesIntegration(Integration):
+    """Patches what moves tensors (`Tensor.to` and its like, `copy_`, `clone`, `torch.tensor`), and what reads from them (`READS`, `FUNCTIONS`)."""
+
+    name: ClassVar[str] = "copies"
+    target: ClassVar[str] = "torch"
+    distribution: ClassVar[str] = "torch"
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((2, 4), None)
+    _on = False
+
+    def patch(self, ledger: Ledger) -> None:
+        """Replace methods and functions, and `Module._apply`, whose thousands of copies are told as one."""
+        import torch
+
+        _build_tables(torch)
+        tensor: Any = torch.Tensor
+        for name in _MOVES:
+            ledger.replace(tensor, name, _moving(torch, name))
+        ledger.replace(tensor, "copy_", _copying(torch))
+        ledger.replace(tensor, "pin_memory", _pinning)
+        ledger.replace(tensor, "clone", _cloning(torch))
+        ledger.replace(tensor, "new_tensor", _making(torch, inherits=True))
+        for name in READS:
+            ledger.replace(tensor, name, _reading(torch, name))
+        ledger.replace(torch.nn.Module, "_apply", _applying)
+        self._patch_functions(torch, ledger)
+        self._on = True
+        _when_imported("torch._export.non_strict_utils", lambda module: _export_knows(torch, ledger, module) if self._on else None)
+
+    def unpatch(self) -> None:
+        """Let a hook that waits for an import do nothing."""
+        self._on = False
+
+    @staticmethod
+    def _patch_functions(torch: Any, ledger: Ledger) -> None:
+        _replace(torch, ledger, torch, "clone", _cloning(torch))
+        for name in FUNCTIONS:
+            _replace(torch, ledger, torch, name, _reading(torch, name))
+        for name in _UNDERLYING:
+            _replace(torch, ledger, torch._VF, name, _reading(torch, name))  # noqa: SLF001  (torch.functional calls it)
+        for name in _MAKERS:
+            _replace(torch, ledger, torch, name, _making(torch))
 
 
-def _begin(device: Any) -> tuple[Channel, Started] | None:
-    """Mark the start of a copy on the device it concerns; None when it is not timed."""
-    try:
-        channel = timer.channel(device)
-        started = None if channel is None else channel.begin(recorder().current())
-    except Exception:  # noqa: BLE001  (the copy goes on)
-        return None
-    return None if channel is None or started is None else (channel, started)
+def _build_tables(torch: Any) -> None:
+    """Let torch build what it keys by its own functions before they are replaced: `with torch.device(...)` asks this one at every call."""
+    with contextlib.suppress(Exception):  # a private function; a stand-in of the core equals what it stands for anyway
+        torch.utils._device._device_constructors()  # noqa: SLF001
 
 
-def _abandon(begun: tuple[Channel, Started] | None) -> None:
-    if begun is not None:
-        begun[0].abandon(begun[1])
+def _replace(torch: Any, ledger: Ledger, owner: Any, name: str, make: Callable[[Any, Patch], Callable[..., Any]]) -> None:
+    """Replace a function, and let TorchScript know the new one by the operator that it knew the old one by."""
+    original = getattr(owner, name, None)
+    if original is None or not ledger.replace(owner, name, make):
+        return
+    with contextlib.suppress(Exception):  # private, and of use to who scripts functions only
+        _script_knows(torch.jit._builtins, name, original, getattr(owner, name))  # noqa: SLF001
 
 
-def _nested(began: int) -> bool:
-    """Whether a call that started at `began` was already told of: torch calls a method of a tensor's subclass once more, from within."""
-    if _told_until.get() > began:
-        return True
-    _told_until.set(now_ns())
-    return False
+def _script_knows(builtins: Any, name: str, original: Any, ours: Any) -> None:
+    """TorchScript finds operators by the id of their functions; those that it lists stay alive, so that no id comes back as something else."""
+    table = builtins._builtin_table  # noqa: SLF001
+    operator = f"aten::{name}" if table is None else table.get(id(original))
+    if operator is None:
+        return
+    builtins._builtin_ops += [(original, operator), (ours, operator)]  # noqa: SLF001  (what the table is built from)
+    if table is not None:
+        table[id(ours)] = operator
 
 
-def _report(
-    begun: tuple[Channel, Started] | None, host_side: Any, way: str, nbytes: int, began: int, ended: int, *, non_blocking: bool
-) -> None:
-    """Tell of a copy that was made; `host_side` is None for one from device to device, which nobody waits for."""
-    try:
-        if _nested(began):
-            _abandon(begun)
-            return
-        pageable = host_side is not None and not host_side.is_pinned()
-        # A copy from or to pageable memory is staged and waits, whatever non_blocking says.
-        sync = host_side is not None and (not non_blocking or pageable)
-        if begun is not None:
-            flags = (SpanFlag.SYNC if sync else 0) | (SpanFlag.PAGEABLE if pageable else 0)
-            begun[0].end(begun[1], PREFIX + way, nbytes, flags)
-        record_copy(way, nbytes, began, ended, sync=sync, pageable=pageable, site=_site())
-    except Exception:  # noqa: BLE001  (the copy itself has succeeded; a lost record must not turn it into an error)
-        pass
+def _when_imported(name: str, then: Callable[[Any], object]) -> None:
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        import wrapt
+
+        wrapt.register_post_import_hook(then, name)
+
+
+def _export_knows(torch: Any, ledger: Ledger, module: Any) -> None:
+    """`torch.export` has a way of its own with sizes in `torch.tensor`, which it tells by `func is torch.tensor`: give it the one that stands there."""
+
+    def make(original: Any, patch: Patch) -> Callable[..., Any]:
+        def _override(self: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(self, torch.tensor if patch.active and func == torch.tensor else func, *args, **kwargs)
+
+        return _override
+
+    handler = getattr(module, "_NonStrictTorchFunctionHandler", None)
+    if handler is not None:
+        ledger.replace(handler, "_override", make)
+
+
+def _on_device(value: Any) -> bool:
+    """Whether this is a tensor that lies on a device; a stand-in of `torch.fx`, whose attributes are no facts, is none."""
+    return getattr(value, "is_cpu", True) is False
+
+
+# -- what moves ----------------------------------------------------------------------------------------------------------------------
 
 
 def _device_asked(args: tuple[Any, ...], kwargs: dict[str, Any], device_type: type, tensor_type: type) -> Any:
@@ -97,37 +144,9 @@ def _device_asked(args: tuple[Any, ...], kwargs: dict[str, Any], device_type: ty
     value = args[0] if args else kwargs.get("device", kwargs.get("other"))
     if isinstance(value, device_type):
         return value
-    if isinstance(value, str):
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return device_type(value)
     return getattr(value, "device", None) if isinstance(value, tensor_type) else None
-
-
-class CopiesIntegration(Integration):
-    """Patches `torch.Tensor.{to, cuda, cpu, copy_, pin_memory}` and the methods that read (`READS`)."""
-
-    name: ClassVar[str] = "copies"
-    target: ClassVar[str] = "torch"
-    distribution: ClassVar[str] = "torch"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((2, 4), None)
-
-    def patch(self, ledger: Ledger) -> None:
-        """Replace the copying methods, and `Module._apply`, whose thousands of copies at load time are no request's."""
-        import torch
-
-        for name in ("to", "cuda", "cpu"):
-            ledger.replace(torch.Tensor, name, _moving(torch, name))
-        ledger.replace(torch.Tensor, "copy_", _copying(torch))
-        ledger.replace(torch.Tensor, "pin_memory", _pinning)
-        for name in READS:
-            ledger.replace(torch.Tensor, name, _reading(torch))
-        ledger.replace(torch.nn.Module, "_apply", _applying)
-
-
-def _way(source: Any, result: Any) -> str | None:
-    """Direction of what was copied, `d2d` between two devices; None when it stayed where it was."""
-    if source.is_cpu or result.is_cpu:
-        return direction(source.is_cpu, result.is_cpu)
-    return "d2d" if result is not source and result.device != source.device else None
 
 
 def _device_concerned(torch: Any, name: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -135,26 +154,26 @@ def _device_concerned(torch: Any, name: str, tensor: Any, args: tuple[Any, ...],
     try:
         if name == "cpu":
             return None if tensor.is_cpu else tensor.device
-        if name == "cuda":
-            return torch.device("cuda") if tensor.is_cpu else None
-        asked = _device_asked(args, kwargs, torch.device, torch.Tensor)
+        if name == "to":
+            asked = _device_asked(args, kwargs, torch.device, torch.Tensor)
+        else:
+            value = args[0] if args else kwargs.get("device")
+            asked = torch.device(name) if value is None else torch.device(name, value) if isinstance(value, int) else torch.device(value)
         if tensor.is_cpu:
             return None if asked is None or asked.type == "cpu" else asked
-        if asked is None or (asked.type != "cpu" and asked.index in {None, tensor.device.index}):
-            return None
-        return tensor.device
+        stays = asked is None or (asked.type == tensor.device.type and asked.index in {None, tensor.device.index})
+        return None if stays and not kwargs.get("copy") else tensor.device
     except Exception:  # noqa: BLE001  (the original will complain about its arguments)
         return None
 
 
-def _tell(begun: tuple[Channel, Started] | None, source: Any, result: Any, began: int, *, non_blocking: bool) -> None:
+def _tell_moved(begun: Begun, source: Any, result: Any, began: int, *, non_blocking: bool) -> None:
     """Tell of what `to`, `cuda` or `cpu` copied; nothing when the tensor stayed where it was."""
-    way = _way(source, result)
+    way = way_of(source, result)
     if way is None:
-        _abandon(begun)
+        abandon(begun)
     else:
-        host_side = {"h2d": source, "d2h": result}.get(way)
-        _report(begun, host_side, way, result.nbytes, began, now_ns(), non_blocking=non_blocking)
+        report(begun, {"h2d": source, "d2h": result}.get(way), way, result.nbytes, began, non_blocking=non_blocking)
 
 
 def _moving(torch: Any, name: str) -> Callable[[Any, Patch], Callable[..., Any]]:
@@ -163,26 +182,39 @@ def _moving(torch: Any, name: str) -> Callable[[Any, Patch], Callable[..., Any]]
 
     def make(original: Any, patch: Patch) -> Callable[..., Any]:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not patch.active or _moving_module.get():
+            if is_compiling() or not patch.active:
                 return original(self, *args, **kwargs)
             began = now_ns()
+            module = moving.get()
             device = _device_concerned(torch, name, self, args, kwargs) if timer.enabled else None
-            begun = None if device is None else _begin(device)
+            begun = begin(device) if device is not None and module is None else None
+            if device is not None and module is not None:
+                module.start(device)
             try:
                 result = original(self, *args, **kwargs)
             except BaseException:
-                _abandon(begun)
+                abandon(begun)
                 raise
-            _tell(begun, self, result, began, non_blocking=_asynchronous(args, kwargs))
+            _tell(module, begun, self, result, began, args, kwargs)
             return result
 
         def note(began: int, result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-            if not is_compiling() and not _moving_module.get():
-                _tell(None, self, result, began, non_blocking=_asynchronous(args, kwargs))
+            if not is_compiling():
+                _tell(moving.get(), None, self, result, began, args, kwargs)
 
         return stand_in("move", original, patch, method, timer=timer, note=note)
 
     return make
+
+
+def _tell(module: Moved | None, begun: Begun, source: Any, result: Any, began: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A copy of its own, or a part of a module's move."""
+    non_blocking = _asynchronous(args, kwargs)
+    if module is None:
+        _tell_moved(begun, source, result, began, non_blocking=non_blocking)
+        return
+    with contextlib.suppress(Exception):  # the parameter has moved
+        module.add(source, result, non_blocking=non_blocking)
 
 
 def _asynchronous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -193,55 +225,22 @@ def _asynchronous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(flags) and flags[0]
 
 
-def _reading(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
-    """Makes a method that waits for the device when its tensor lies there."""
-    is_compiling = torch.compiler.is_compiling
+def _applying(original: Any, patch: Patch) -> Callable[..., Any]:
+    """Makes `Module._apply`, which calls itself for each child."""
 
-    def make(original: Any, patch: Patch) -> Callable[..., Any]:
-        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not patch.active or getattr(self, "is_cpu", True):
-                return original(self, *args, **kwargs)
-            began = now_ns()
-            begun = _begin(self.device) if timer.enabled else None
-            try:
-                result = original(self, *args, **kwargs)
-            except BaseException:
-                _abandon(begun)
-                raise
-            if _nested(began):
-                _abandon(begun)
-                return result
-            with contextlib.suppress(Exception):  # the value has been read
-                nbytes = _read_bytes(self, result)
-                if begun is not None:
-                    begun[0].end(begun[1], f"{PREFIX}d2h", nbytes, SpanFlag.SYNC | SpanFlag.PAGEABLE | SpanFlag.IMPLICIT_SYNC)
-                record_copy("d2h", nbytes, began, now_ns(), sync=True, pageable=True, implicit=True, site=_site())
-            return result
-
-        return stand_in("read", original, patch, read)
-
-    return make
-
-
-def _read_bytes(tensor: Any, result: Any) -> int:
-    """What came to the host: the tensor for `tolist` and `numpy`, one element for a number, a count of elements for a new tensor."""
-    if isinstance(result, (bool, int, float, complex)):
-        return int(tensor.element_size())
-    return 8 if isinstance(result, tuple) or hasattr(result, "is_cpu") else int(tensor.nbytes)
-
-
-def _pinning(original: Any, patch: Patch) -> Callable[..., Any]:
-    def pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not patch.active:
+    def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not patch.active or moving.get() is not None:
             return original(self, *args, **kwargs)
-        began = now_ns()
-        result = original(self, *args, **kwargs)
-        with contextlib.suppress(Exception):  # the memory is pinned
-            if result is not self and not _nested(began):
-                record_copy("pin", self.nbytes, began, now_ns(), sync=True, pageable=True, site=_site())
-        return result
+        moved = Moved()
+        token = moving.set(moved)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            moving.reset(token)
+            with contextlib.suppress(Exception):  # the module has moved, or says itself why not
+                moved.tell()
 
-    return stand_in("call", original, patch, pin_memory)
+    return _apply
 
 
 def _copying(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
@@ -257,13 +256,15 @@ def _copying(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
             began = now_ns()
             begun = None
             if timer.enabled and not (self.is_cpu and getattr(src, "is_cpu", True)):
-                begun = _begin(src.device if self.is_cpu else self.device)
+                begun = begin(src.device if self.is_cpu else self.device)
             try:
                 result = original(self, *args, **kwargs)
             except BaseException:
-                _abandon(begun)
+                abandon(begun)
                 raise
-            _tell_written(begun, src, self, began, non_blocking=non_blocking)
+            way = direction(src.is_cpu, self.is_cpu) or (None if self.is_cpu else "d2d")
+            if way is not None:
+                report(begun, {"h2d": src, "d2h": self}.get(way), way, self.nbytes, began, non_blocking=non_blocking)
             return result
 
         return stand_in("call", original, patch, copy_)
@@ -271,21 +272,129 @@ def _copying(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
     return make
 
 
-def _tell_written(begun: tuple[Channel, Started] | None, source: Any, target: Any, began: int, *, non_blocking: bool) -> None:
-    """Tell of what `copy_` copied, on one device too: that is a copy in the device's memory."""
-    way = direction(source.is_cpu, target.is_cpu) or (None if target.is_cpu else "d2d")
-    if way is None:
-        return
-    host_side = {"h2d": source, "d2h": target}.get(way)
-    _report(begun, host_side, way, target.nbytes, began, now_ns(), non_blocking=non_blocking)
+def _cloning(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
+    """Makes `clone`: a copy in the device's memory."""
+    is_compiling = torch.compiler.is_compiling
+
+    def make(original: Any, patch: Patch) -> Callable[..., Any]:
+        def clone(*args: Any, **kwargs: Any) -> Any:
+            if not args or not _on_device(args[0]) or is_compiling() or not patch.active:
+                return original(*args, **kwargs)
+            began = now_ns()
+            begun = begin(args[0].device) if timer.enabled else None
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                abandon(begun)
+                raise
+            with contextlib.suppress(Exception):  # a result that only looks like a tensor
+                report(begun, None, "d2d", result.nbytes, began, non_blocking=True)
+            return result
+
+        return stand_in("read", original, patch, clone)
+
+    return make
 
 
-def _applying(original: Any, _patch: Patch) -> Callable[..., Any]:
-    def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _moving_module.set(True)
-        try:
+def _made_where(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, inherits: bool) -> Any:
+    """The device that a tensor is asked to be made on; None for the host, or a default that is not known yet."""
+    value = kwargs.get("device")
+    if value is None:
+        return args[0].device if inherits and _on_device(args[0]) else None
+    device = torch.device(value)
+    return None if device.type == "cpu" else device
+
+
+def _tell_made(torch: Any, begun: Begun, data: Any, result: Any, began: int) -> None:
+    """Tell of what a new tensor was filled with."""
+    if not _on_device(result) or result is data:
+        abandon(begun)
+    elif _on_device(data):
+        report(begun, None, "d2d", result.nbytes, began, non_blocking=True)
+    else:
+        report(begun, data if isinstance(data, torch.Tensor) else PAGEABLE, "h2d", result.nbytes, began, non_blocking=False)
+
+
+def _making(torch: Any, *, inherits: bool = False) -> Callable[[Any, Patch], Callable[..., Any]]:
+    """Makes `torch.tensor` and its like, which copy what a list or an array holds to a device; `Tensor.new_tensor` inherits its tensor's."""
+    is_compiling = torch.compiler.is_compiling
+    first = int(inherits)
+
+    def data_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[first] if len(args) > first else kwargs.get("data", kwargs.get("obj"))
+
+    def make(original: Any, patch: Patch) -> Callable[..., Any]:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not patch.active:
+                return original(*args, **kwargs)
+            began, begun = now_ns(), None
+            if timer.enabled:
+                with contextlib.suppress(Exception):  # the original will complain about its arguments
+                    device = _made_where(torch, args, kwargs, inherits=inherits)
+                    begun = None if device is None else begin(device)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                abandon(begun)
+                raise
+            _tell_made(torch, begun, data_of(args, kwargs), result, began)
+            return result
+
+        def note(began: int, result: Any, *args: Any, **kwargs: Any) -> None:
+            if not is_compiling():
+                _tell_made(torch, None, data_of(args, kwargs), result, began)
+
+        return stand_in("make", original, patch, function, timer=timer, note=note)
+
+    return make
+
+
+def _pinning(original: Any, patch: Patch) -> Callable[..., Any]:
+    """Makes `Tensor.pin_memory`."""
+
+    def pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not patch.active:
             return original(self, *args, **kwargs)
-        finally:
-            _moving_module.reset(token)
+        began = now_ns()
+        result = original(self, *args, **kwargs)
+        if result is not self:
+            report(None, PAGEABLE, "pin", self.nbytes, began, non_blocking=False)
+        return result
 
-    return _apply
+    return stand_in("call", original, patch, pin_memory)
+
+
+# -- what reads ----------------------------------------------------------------------------------------------------------------------
+
+
+def _waits(name: str, first: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of this name waits for its first tensor: some only do in one of their forms."""
+    if name == "where":
+        return not rest and not kwargs
+    if name == "repeat_interleave":
+        repeats = rest[0] if rest else kwargs.get("repeats", first)
+        return not isinstance(repeats, int) and kwargs.get("output_size") is None
+    return True
+
+
+def _reading(torch: Any, name: str) -> Callable[[Any, Patch], Callable[..., Any]]:
+    """Makes a method or function that waits for the device when its tensor lies there."""
+    is_compiling = torch.compiler.is_compiling
+
+    def make(original: Any, patch: Patch) -> Callable[..., Any]:
+        def reading(*args: Any, **kwargs: Any) -> Any:
+            if not args or not _on_device(args[0]) or is_compiling() or not patch.active or not _waits(name, args[0], args[1:], kwargs):
+                return original(*args, **kwargs)
+            began = now_ns()
+            begun = begin(args[0].device) if timer.enabled else None
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                abandon(begun)
+                raise
+            read(begun, args[0], result, began)
+            return result
+
+        return stand_in("read", original, patch, reading)
+
+    return make

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from inferscope import integration
+from inferscope.device import copying
 from inferscope.device.backends import CaptureWatch
 from inferscope.device.events import DeviceTimer, timer
 from inferscope.device.harvest import DeviceSpan, Harvester
@@ -163,7 +164,8 @@ def serving(sim, monkeypatch):
     monkeypatch.setattr(core, "default", recorder)
     monkeypatch.setattr(timer, "clock", sim.now_ns)
     monkeypatch.setattr(copies, "now_ns", sim.now_ns)
-    monkeypatch.setattr(copies, "_told_until", ContextVar("told_until", default=0))  # earlier tests' clock is ahead of this one
+    monkeypatch.setattr(copying, "now_ns", sim.now_ns)
+    monkeypatch.setattr(copying, "_told_until", ContextVar("told_until", default=0))  # earlier tests' clock is ahead of this one
     made = Serving(sim, recorder)
     yield made
     made.harvester.stop()

@@ -53,7 +53,7 @@ class Operation:
     """One piece of work as it truly happened; instants in ns on the host clock (`Accelerator.now_ns`)."""
 
     kind: str
-    """`kernel`, `h2d`, `d2h`, `d2d`, `event` (only with `log_events`) or `scalar` (`Tensor.item()`: an implicit synchronisation)."""
+    """`kernel`, `h2d`, `d2h`, `d2d`, `event` (only with `log_events`) or `scalar` (`item()`, `nonzero()`, `x[mask]`: an implicit synchronisation)."""
     name: str
     """Operator or kernel."""
     device: int

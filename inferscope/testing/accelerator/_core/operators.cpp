@@ -11,6 +11,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <string>
+#include <unordered_set>
+
 #include "simulator.h"
 
 namespace sim {
@@ -95,9 +98,20 @@ int device_of(const torch::jit::Stack& stack, size_t arguments) {
   return -1;
 }
 
+// Operators whose result has a size, or is a value, that the host waits for; torch takes a mask in `x[mask]` apart with `nonzero`.
+bool reads_back(const std::string& name, const torch::jit::Stack& stack) {
+  static const auto& names = *new std::unordered_set<std::string>{"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
+                                                                  "aten::bincount", "aten::repeat_interleave", "aten::equal"};
+  if (name == "aten::repeat_interleave" && stack.back().isInt()) return false;  // its `output_size` was given
+  return names.count(name) != 0;
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const int device = device_of(*stack, op.schema().arguments().size());
-  if (device >= 0) sim::launch(device, sim::stream_now(device), op.schema().name());
+  if (device >= 0) {
+    sim::launch(device, sim::stream_now(device), op.schema().name());
+    if (reads_back(op.schema().name(), *stack)) sim::scalar(device, sim::stream_now(device), 8);
+  }
   const Quiet inside;
   at::native::cpu_fallback(op, stack);
 }
