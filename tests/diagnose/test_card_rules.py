@@ -158,3 +158,28 @@ def test_a_worker_that_stopped_is_counted_out(service):
     assert finding.where == "queue:backlog, 1 of 4 workers stopped serving"
     assert values(finding)["workers"] == 3
     assert "Find out why the worker stopped" in finding.fix
+
+
+def test_a_device_that_idles_is_said_from_its_driver_alone(service, slow_model):
+    made = copy.deepcopy(slow_model)
+    made["device"] = {"busy": 0.31, "source": "nvml", "looks": [], "spans": []}
+    finding = found(service, made)["LOW_DEVICE_UTIL"]
+    assert (finding.severity, values(finding)["device busy, from its driver"]) == ("info", 31.0)
+    made["device"]["busy"] = 0.8
+    assert "LOW_DEVICE_UTIL" not in found(service, made)
+    made["device"]["busy"] = None  # our own spans say nothing of what others do with the card
+    assert "LOW_DEVICE_UTIL" not in found(service, made)
+
+
+def test_profiles_that_were_taken_while_threads_lacked_cpus_are_marked(service, slow_model):
+    made = copy.deepcopy(slow_model)
+    side = {"id": "1", "tier": 1, "request_id": 1, "slow": True, "events": 3, "stall_ms": {}, "threads": [7], "trace": "", "spans": []}
+
+    def judged(waited_ns):
+        made["host"]["scheduling"]["seconds"] = [[second * S, S, 600 * MS, waited_ns, 0, 0, 0, 9, 5, 5] for second in range(60)]
+        return {f.id: f for f in diagnose(Breach(**service.breach()), [made], [(side, None)]).findings}
+
+    finding = judged(400 * MS)["CAPTURE_UNDER_OVERLOAD"]
+    assert (finding.severity, finding.where) == ("info", "1 captures")
+    assert values(finding)["run-queue delay of all threads"] == 24.0
+    assert "CAPTURE_UNDER_OVERLOAD" not in judged(60 * MS)
