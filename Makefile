@@ -94,7 +94,7 @@ test-integrations: venv ## integrations against real libraries and servers, fetc
 test-frameworks: venv ## Ray Serve, BentoML and KServe, each with an environment of its own in build; takes minutes, no part of .ci/run
 	@export SERVERS_FETCH=1 FRAMEWORKS=1; $(BIN)/python -m pytest tests/integrations/test_frameworks.py $(ARGS)
 
-wheels: ## build a wheel for each of ARGS (python3.11 python3.13) and a pure one into dist/, and test each where it is installed
+wheels: ## build a wheel for each of ARGS (python3.11 python3.13), one for all from 3.12 on and a pure one into dist/, and test each installed
 	@.ci/wheels $(ARGS)
 
 clean: ## remove what builds and tests leave; keeps .venv

@@ -2,7 +2,8 @@
 
 Without a compiler, without the sources, or with `INFERSCOPE_NO_COMPILE=1` the build says so once and goes on: inferscope then
 runs on the core's pure-Python twin. `INFERSCOPE_REQUIRE_COMPILE=1` makes the same case an error, for builds of release wheels.
-`python hatch_build.py` compiles in place and does nothing else.
+`INFERSCOPE_ABI3=1` compiles one core for every CPython from 3.12 on; its wheel is for interpreters that have none of their own, which
+installers prefer. `python hatch_build.py` compiles in place and does nothing else.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 MODULE = "inferscope.record._native"
 SOURCES = Path("inferscope", "record", "_core")
 TARGET = Path("inferscope", "record")
+ABI3 = "cp312"  # the oldest whose limited API has vectorcalls; _core/compat.h says the same
+ABI3_FOLDER = Path("build", "abi3")  # beside the tree: older interpreters would take `_native.abi3.so` in it for theirs
 # Pairs of stores as one vector store: what a stage writes is read again at once, in halves, and that took 2 ns of 60.
 FLAGS = ["-std=c11", "-O2", "-g0", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden", "-fno-tree-slp-vectorize"]
 
@@ -29,8 +32,13 @@ class NoCoreError(Exception):
     """The core was not compiled; the message says why."""
 
 
+def for_all_versions() -> bool:
+    """Whether the core is to be built against the limited API."""
+    return os.environ.get("INFERSCOPE_ABI3") == "1"
+
+
 def compile_core(root: Path) -> Path:
-    """Compile the C core and move the extension to its place in the source tree.
+    """Compile the C core and move the extension to its place in the source tree, one for all versions below `ABI3_FOLDER`.
 
     The move is atomic: a running process that has the previous extension loaded keeps it.
 
@@ -45,6 +53,10 @@ def compile_core(root: Path) -> Path:
     """
     if os.environ.get("INFERSCOPE_NO_COMPILE") == "1":
         message = "INFERSCOPE_NO_COMPILE=1"
+        raise NoCoreError(message)
+    abi3 = for_all_versions()
+    if abi3 and sys.version_info < (3, 12):
+        message = "INFERSCOPE_ABI3=1 needs Python 3.12 or later"
         raise NoCoreError(message)
     sources = sorted((root / SOURCES).glob("*.c"))
     if not sources:
@@ -61,6 +73,8 @@ def compile_core(root: Path) -> Path:
         [str(source) for source in sources],
         include_dirs=[str(root / SOURCES)],
         extra_compile_args=[] if sys.platform == "win32" else FLAGS,
+        define_macros=[("INFERSCOPE_ABI3", "1")] if abi3 else [],
+        py_limited_api=abi3,
     )
     with tempfile.TemporaryDirectory(prefix=".core-", dir=root) as scratch:
         command = build_ext(Distribution({"name": "inferscope-core", "ext_modules": [extension]}))
@@ -74,7 +88,8 @@ def compile_core(root: Path) -> Path:
             message = f"{type(error).__name__}: {error}"
             raise NoCoreError(message) from error
         built = Path(command.get_ext_fullpath(MODULE))
-        target = TARGET / built.name
+        target = (ABI3_FOLDER if abi3 else TARGET) / built.name
+        (root / target).parent.mkdir(parents=True, exist_ok=True)
         built.replace(root / target)
     return target
 
@@ -118,9 +133,13 @@ class CoreBuildHook(BuildHookInterface[Any]):
         target = compile_or_say(Path(self.root), self.app.display_warning)
         if target is None or version == "editable":
             return
-        build_data["force_include"][str(Path(self.root) / target)] = target.as_posix()
+        build_data["force_include"][str(Path(self.root) / target)] = (TARGET / target.name).as_posix()
         build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        if for_all_versions():
+            platform = self.build_config.builder.get_best_matching_tag().rpartition("-")[2]
+            build_data["tag"] = f"{ABI3}-abi3-{platform}"
+        else:
+            build_data["infer_tag"] = True
 
 
 if __name__ == "__main__":
