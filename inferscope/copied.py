@@ -20,7 +20,8 @@ NON_BLOCKING: Final = 64
 _SHAPES: Final = 8192
 _shapes: list[tuple[int, tuple[int, ...], bool] | None] = [None] * _SHAPES
 """By request id modulo its length."""
-_met: set[tuple[int, ...]] = set()
+_met: dict[tuple[int, ...], float] = {}
+"""Elements of every shape that was met."""
 
 
 def record_copy(
@@ -102,17 +103,19 @@ def record_shape(shape: tuple[int, ...]) -> None:
     if request is None:
         return
     number = request.id
-    before = _shapes[number % _SHAPES]
-    new = shape not in _met
+    before, size = _shapes[number % _SHAPES], _met.get(shape)
+    new = size is None
+    if size is None:
+        size = float(math.prod(shape))
+        if len(_met) < _SHAPES:
+            _met[shape] = size
     if before is not None and before[0] == number:  # the first model of several is the one that the input is of
         if new:
             _shapes[number % _SHAPES] = (number, before[1], True)
-    else:
-        _shapes[number % _SHAPES] = (number, shape, new)
-        if request.size is None:
-            request.size = float(math.prod(shape))
-    if new and len(_met) < _SHAPES:
-        _met.add(shape)
+        return
+    _shapes[number % _SHAPES] = (number, shape, new)
+    if request.size is None:
+        request.size = size
 
 
 def shape_of(request_id: int) -> tuple[tuple[int, ...], bool] | None:

@@ -88,7 +88,10 @@ def _begin(args: tuple[Any, ...], kwargs: dict[str, Any], stage: str) -> _OnDevi
 
 def _note_shape(_began: int, _result: object, _module: object, *args: Any, **kwargs: Any) -> None:
     """Note the shape of the first input, its own or its first part's."""
-    shape: Any = getattr(_first_input(args, kwargs), "shape", None)
+    try:
+        shape: Any = args[0].shape  # nearly always; it runs at each forward
+    except (AttributeError, IndexError):
+        shape = getattr(_first_input(args, kwargs), "shape", None)
     if isinstance(shape, tuple):
         record_shape(cast("tuple[int, ...]", shape))
 
