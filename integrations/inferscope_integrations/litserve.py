@@ -133,7 +133,7 @@ class LitServeIntegration(Integration):
     name: ClassVar[str] = "litserve"
     target: ClassVar[str] = "litserve"
     distribution: ClassVar[str] = "litserve"
-    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 2, 11), None)
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 2, 17), None)
 
     def __init__(self) -> None:
         self._inboxes: dict[int, Inbox] = {}
