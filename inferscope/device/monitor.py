@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inferscope.clock import NS_PER_S, now_ns
+from inferscope.device.gpm import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -54,6 +55,8 @@ class Card(NamedTuple):
     """At most ten samples old."""
     temperature_c: float | None = None
     """At most ten samples old."""
+    work: Work = Work()
+    """What its parts did, on cards that tell."""
 
 
 class CardFault(NamedTuple):

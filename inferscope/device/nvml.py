@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.clock import now_ns
+from inferscope.device.gpm import Gpm, Work
 from inferscope.device.monitor import Card, DriverMonitor
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class NvmlMonitor(DriverMonitor):
     def __init__(self, clock: Callable[[], int] = now_ns) -> None:
         super().__init__(clock)
         self._events: Any = None
+        self._gpm: Gpm | None = None
 
     def _open(self) -> str:
         try:
@@ -55,6 +57,7 @@ class NvmlMonitor(DriverMonitor):
             self.close()
             return f"the driver's library cannot be used ({type(error).__name__})"
         self._subscribe()
+        self._gpm = Gpm(nvml, self._ask)
         return ""
 
     def _add(self, handle: Any) -> None:
@@ -118,6 +121,7 @@ class NvmlMonitor(DriverMonitor):
             slowed=None if reasons is None else tuple(name for name, bit in _SLOWED.items() if reasons & bit),
             lost=uuid in self._lost,
             memory_clock_hz=None if other is None else int(other) * 1_000_000,
+            work=Work() if self._gpm is None else self._gpm.look(uuid),
         )
 
     def _power_and_temperature(self, uuid: str) -> tuple[float | None, float | None]:
@@ -136,11 +140,13 @@ class NvmlMonitor(DriverMonitor):
     def close(self) -> None:
         """Let go of the driver."""
         if self._library is not None:
+            if self._gpm is not None:
+                self._gpm.close()
             with contextlib.suppress(Exception):
                 if self._events is not None:
                     self._library.nvmlEventSetFree(self._events)
                 self._library.nvmlShutdown()
-        self._library = self._events = None
+        self._library = self._events = self._gpm = None
         self._handles.clear()
 
 

@@ -156,7 +156,7 @@ class DeviceRoom:
             "copies": self.copies.evidence(),
             "memory": [row._asdict() for row in self._memory],
             "memory_by_stage": self._timer.memory.evidence(self._memory),
-            "cards": [card._asdict() for card in self._cards if card.uuid in in_use],
+            "cards": [card._asdict() | {"work": card.work._asdict()} for card in self._cards if card.uuid in in_use],
             "looks": [
                 [
                     moment,

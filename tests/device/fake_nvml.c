@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -16,7 +17,9 @@ typedef struct { unsigned version; unsigned long long total, reserved, free, use
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci;
 typedef struct { void *device; unsigned long long type, data; unsigned instance, compute; } event;
 
-static long values[3][8]; /* 0 utilisation, 1 used MiB, 2 clock MHz, 3 reasons, 4 power mW, 5 temperature; the third is the instance */
+/* 0 utilisation, 1 used MiB, 2 clock MHz, 3 reasons, 4 power mW, 5 temperature, 6 performance monitoring, 7 busy multiprocessors; the third card
+ * is the instance */
+static long values[3][8];
 static int failures[3][8];
 static int calls, failing_init, instances, subscribed[3];
 static struct { int card; unsigned long long xid; } events[8];
@@ -158,3 +161,32 @@ status nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long lon
     (void)handle;
     return 0;
 }
+#ifndef OLD_DRIVER
+typedef struct { unsigned version, supported; } gpm_support;
+typedef struct { int card, serial; long busy; } gpm_sample;
+typedef struct { unsigned id; int result; double value; const char *names[3]; } gpm_metric;
+typedef struct { unsigned version, count; gpm_sample *first, *second; gpm_metric metrics[]; } gpm_request;
+static int gpm_serial, gpm_samples;
+int fake_samples(void) { return gpm_samples; }
+status nvmlGpmQueryDeviceSupport(void *handle, gpm_support *found) {
+    if (failures[card(handle)][6]) return failures[card(handle)][6];
+    found->supported = values[card(handle)][6] != 0;
+    return found->version == 1 ? 0 : 7; /* a size that does not fit */
+}
+status nvmlGpmSampleAlloc(gpm_sample **made) { gpm_samples++; *made = calloc(1, sizeof **made); return 0; }
+status nvmlGpmSampleFree(gpm_sample *sample) { gpm_samples--; free(sample); return 0; }
+status nvmlGpmSampleGet(void *handle, gpm_sample *into) {
+    if (failures[card(handle)][7]) return failures[card(handle)][7];
+    *into = (gpm_sample){card(handle), ++gpm_serial, values[card(handle)][7]};
+    return 0;
+}
+status nvmlGpmMetricsGet(gpm_request *asked) {
+    if (asked->version != 1 || asked->first->serial >= asked->second->serial || asked->first->card != asked->second->card) return 2;
+    for (unsigned index = 0; index < asked->count; index++) {
+        gpm_metric *metric = &asked->metrics[index];
+        metric->result = metric->id == 5 ? 3 : 0; /* tensor cores are not told */
+        metric->value = metric->id == 2 ? (double)asked->second->busy : metric->id == 20 ? 100.0 : metric->id == 21 ? 2000.0 : 50.0;
+    }
+    return 0;
+}
+#endif

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from inferscope.device.gpm import Work
 from inferscope.device.monitor import CardFault, Identity, identity_of, monitor_for
 from inferscope.device.nvml import NvmlMonitor
 from tests.device.conftest import built_driver
@@ -17,7 +18,7 @@ FIRST, SECOND = (f"GPU-0000000{number}-aaaa-bbbb-cccc-dddddddddddd" for number i
 INSTANCE = "MIG-00000003-aaaa-bbbb-cccc-dddddddddddd"
 A_LOOK, WITH_POWER = 5, 2
 """Calls of one look at a card."""
-UTILIZATION, USED, CLOCK, REASONS, POWER, TEMPERATURE = range(6)
+UTILIZATION, USED, CLOCK, REASONS, POWER, TEMPERATURE, MONITORING, BUSY = range(8)
 NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, LOST, UNKNOWN = 3, 4, 9, 15, 999
 
 
@@ -33,11 +34,23 @@ class Clock:
 def driver(driver_library):
     library = driver_library
     for card in (0, 1, 2):
-        for field, value in ((UTILIZATION, 35), (USED, 1024), (CLOCK, 1980), (REASONS, 0), (POWER, 312_500), (TEMPERATURE, 61)):
+        for field, value in (
+            (UTILIZATION, 35),
+            (USED, 1024),
+            (CLOCK, 1980),
+            (REASONS, 0),
+            (POWER, 312_500),
+            (TEMPERATURE, 61),
+            (MONITORING, 0),
+            (BUSY, 0),
+        ):
             library.fake_set(card, field, value, 0)
     library.fake_init_fails(0)
     library.fake_divide(0)
-    return library
+    yield library
+    for card in (0, 1, 2):  # others ask these cards, too
+        for field in (MONITORING, BUSY):
+            library.fake_set(card, field, 0, 0)
 
 
 @pytest.fixture
@@ -199,3 +212,40 @@ def test_a_device_is_identified_by_what_torch_knows_of_it(sim) -> None:
     assert identity_of(torch.device("sim", 1)) is None
     assert identity_of(torch.device("cuda", 0)) is None  # a build without CUDA has nothing to say
     assert monitor_for(device).name == "nvml"
+
+
+def test_what_a_cards_parts_do_is_of_the_time_between_two_looks(driver, monitor) -> None:
+    driver.fake_set(0, MONITORING, 1, 0)  # the second card is older
+    driver.fake_set(0, BUSY, 80, 0)
+    first, second = monitor.run_once()
+    assert first.work == second.work == Work()  # one sample says nothing
+    assert driver.fake_samples() == 2
+    for busy in (30, 60):
+        driver.fake_set(0, BUSY, busy, 0)
+        monitor.advance()
+        first, second = monitor.run_once()
+        assert second.work == Work()
+        assert first.work.sm_busy == pytest.approx(busy / 100)
+        assert (first.work.sm_occupancy, first.work.dram_busy) == (0.5, 0.5)
+        assert first.work.tensor_busy is None  # refused, not zero
+        assert (first.work.pcie_in_bytes_s, first.work.pcie_out_bytes_s) == (2000 << 20, 100 << 20)
+    driver.fake_set(0, BUSY, 10, UNKNOWN)
+    monitor.advance()
+    assert monitor.run_once()[0].work == Work()
+    driver.fake_set(0, BUSY, 20, 0)
+    monitor.advance()
+    assert monitor.run_once()[0].work.sm_busy == pytest.approx(0.2)
+    monitor.close()
+    assert driver.fake_samples() == 0
+
+
+@pytest.mark.parametrize("failure", [NOT_SUPPORTED, NO_PERMISSION, LOST])
+def test_a_card_without_performance_monitoring_tells_the_rest(driver, monitor, failure) -> None:
+    driver.fake_set(0, MONITORING, 1, failure)
+    for _ in range(2):
+        first, second = monitor.run_once()
+        assert first.work == second.work == Work()
+        assert second.utilization == 0.35
+        monitor.advance()
+    assert driver.fake_samples() == 0
+    assert monitor.run_once()[0].lost == (failure == LOST)
