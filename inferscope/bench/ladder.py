@@ -90,6 +90,8 @@ class MaxRate:
         """The result in one line."""
         found = "none" if self.rate is None else f"{self.rate:g}/s"
         more = f"; {self.beyond:g}/s is too much for {self.limited_by}" if self.beyond is not None else "; no limit was reached"
+        if self.rate is None and self.open is None and self.limited_by == GENERATOR:
+            more = f"; the generator is late even at {self.beyond:g}/s: this machine is busy with something else"
         unsure = "" if self.open is None else f"; nothing speaks against {self.open:g}/s, but it takes a longer --duration to show it"
         return f"highest rate under the objectives: {found}{more}{unsure}"
 
@@ -136,7 +138,7 @@ def find_max_rate(
     why, rate = "the search", start
     while len(rungs) < most:
         rungs.append(measured(rate, 1))
-        found = outcome(rungs[-1], rate)
+        late, found = why == GENERATOR, outcome(rungs[-1], rate)
         if found == OPEN:
             rungs.append(measured(rate, 2))
             found = outcome(rungs[-1], rate)
@@ -147,7 +149,8 @@ def find_max_rate(
             bad, why = rate, found
         if (bad is not None and floor is not None and bad / floor <= 1 + precision) or (bad is None and rate >= ceiling):
             break
-        if floor is None and bad is not None and bad <= start / 64:
+        # Late at half the rate as well: it is not the rate, the machine is busy.
+        if floor is None and bad is not None and (bad <= start / 64 or (late and found == GENERATOR)):
             break
         rate = math.sqrt(floor * bad) if floor and bad else min(rate * 2, ceiling) if bad is None else rate / 2
         rate = float(f"{rate:.3g}")

@@ -121,8 +121,13 @@ def _device(name: str, device: dict[str, Any] | None) -> list[tuple[str, str, st
             rows.append(_memory(label, device["memory"], ""))
         for each in device["devices"]:
             known = {key: each[key] for key in ("static_bytes", "peak_bytes", "dynamic_bytes") if each[key] is not None}
-            own = _memory(f"{each['device']} memory", known if len(known) == 3 else None, "its allocator does not tell")
-            rows.append(own)
+            label = f"{each['device']} memory"
+            if len(known) == 3 or each["peak_bytes"] is None:
+                rows.append(_memory(label, known if len(known) == 3 else None, "its allocator does not tell"))
+            else:
+                rows.append(
+                    (label, f"{each['peak_bytes'] / 1e6:.1f} MB peak", "static n/a: first used under load, --baseline uses it before")
+                )
     else:
         if device["utilization"] is not None:
             busy = "n/a" if device["busy"] is None else f"{100 * device['busy']:.0f} %"

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from inferscope import api, integration
 from inferscope.bench import child, inprocess, metrics
@@ -84,7 +84,7 @@ def _device(rooms: Any, load: LoadResult, static: list[Memory]) -> dict[str, Any
     rows: list[dict[str, Any]] = []
     for row in found["memory"]:
         first = before.get(row["device"])
-        start = first.allocated_bytes if first is not None else row["allocated_bytes"]
+        start = None if first is None else first.allocated_bytes
         peak = row["allocated_peak_bytes"]
         rows.append(
             {
@@ -111,14 +111,34 @@ def _enough(until: dict[str, Any] | None) -> Callable[[LoadResult, Sequence[Even
     return enough
 
 
+class _Seen(NamedTuple):
+    """Stands for a timer that has timed these devices."""
+
+    channels: tuple[Any, ...]
+
+
+def _current() -> list[Memory]:
+    """The allocator of the device that the function uses already, although nothing was timed on it yet; empty when torch is not at work on one."""
+    torch: Any = sys.modules.get("torch")
+    try:
+        found = torch.accelerator.current_accelerator()
+        if found is None or (found.type == "cuda" and not torch.cuda.is_initialized()):
+            return []
+        device = torch.device(found.type, torch.accelerator.current_device_index())
+    except Exception:  # noqa: BLE001  (no torch, or one that does not tell)
+        return []
+    return AllocatorMonitor(cast("Any", _Seen((device,)))).sample()
+
+
 def _measure(asked: dict[str, Any]) -> dict[str, Any]:
     plan, objective = LoadPlan(**asked["plan"]), asked["objective"]
     cards, allocators = Cards(), AllocatorMonitor(timer)
-    static: list[Memory] = []
+    looks: list[list[Memory]] = []
 
     def rows() -> list[Memory]:
         now = allocators.sample()
-        static.extend(row for row in now if row.device not in {each.device for each in static})
+        if not looks:
+            looks.append(now or _current())  # before the load; a device that is first used under load has no static size
         return now
 
     def hangs(why: str) -> None:
@@ -147,7 +167,7 @@ def _measure(asked: dict[str, Any]) -> dict[str, Any]:
     }
     if rooms is not None and found.load.fine.any():
         rooms.device.monitor()
-        value["device"] = _device(rooms, found.load, static)
+        value["device"] = _device(rooms, found.load, looks[0] if looks else [])
         api.shutdown(2.0)  # nobody adds to the evidence while it is read
         try:
             breach = _breach(found.load, objective, ended_ns)

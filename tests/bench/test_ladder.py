@@ -81,6 +81,16 @@ def test_the_generator_may_be_what_is_too_slow():
     assert "too much for the generator" in found.text()
 
 
+def test_a_busy_machine_is_no_reason_to_search_for_ever():
+    log = []
+    found = ladder.find_max_rate(limited(1e9, log=log, generator=0.0), 64.0)
+    assert [rate for rate, _ in log] == [64.0, 32.0]
+    assert (found.rate, found.limited_by) == (None, "the generator")
+    assert "late even at 32/s: this machine is busy" in found.text()
+    # Late at the first rate only: the next lower one is believed.
+    assert 34 <= ladder.find_max_rate(limited(1e9, generator=36.0), 64.0).rate <= 36
+
+
 def test_nothing_holds_and_everything_holds():
     nothing = ladder.find_max_rate(limited(0.1), 100.0)
     assert nothing.rate is None
