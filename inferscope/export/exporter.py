@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from inferscope.device.harvest import DeviceSpan
     from inferscope.export.otlp.logs import Event
     from inferscope.export.otlp.series import Exemplar, Scalar, Series
     from inferscope.export.otlp.target import Target
@@ -147,6 +148,10 @@ class Exporter:
             sites: Code that held a lock, by site id.
         """
         self._samples.offer(records, columns, sites or {})
+
+    def device(self, span: DeviceSpan) -> None:
+        """Put down a device span, a sink of the harvester: those of requests that leave as spans leave with them."""
+        self._samples.device(span)
 
     def event(self, event: Event) -> None:
         """Put down an event; it is kept on disk once and sent until a receiver took it."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from inferscope.clock import unix_offset_ns
 from inferscope.export.otlp import jsonlines
+from inferscope.export.otlp.device_spans import device_spans
 from inferscope.export.otlp.exemplars import Exemplars
 from inferscope.export.otlp.traces import REQUEST_LIMIT, Identity, Selection, request_spans, shared_work
 from inferscope.export.otlp.transport import Outcome
@@ -16,6 +17,7 @@ from inferscope.guard import guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from inferscope.device.harvest import DeviceSpan
     from inferscope.export.otlp.series import Exemplar, Scalar, Slices
     from inferscope.export.otlp.traces import TraceSpan
     from inferscope.export.otlp.transport import Sender
@@ -27,8 +29,12 @@ WAITING_LIMIT: Final = 2 * REQUEST_LIMIT
 """Requests whose spans wait for a receiver; beyond it the oldest are dropped and counted (the ring has them)."""
 
 
+DEVICE_LIMIT: Final = 2048
+"""Latest device spans of requests that are kept until it is known which requests leave as spans: twice what a second may time."""
+
+
 class Samples:
-    """Chooses, builds and sends. `offer` comes from the worker, everything else from the export thread.
+    """Chooses, builds and sends. `offer` comes from the worker, `device` from the harvester, everything else from the export thread.
 
     Args:
         limit: Requests of one export that become spans.
@@ -42,6 +48,7 @@ class Samples:
         self._columns: Sequence[Column] = ()
         self._sites: Mapping[int, str] = {}
         self._waiting: collections.deque[bytes] = collections.deque()
+        self._device: collections.deque[DeviceSpan] = collections.deque(maxlen=DEVICE_LIMIT)
         self.dropped: collections.Counter[str] = collections.Counter()
         self.sent = 0
 
@@ -58,6 +65,23 @@ class Samples:
             self._columns, self._sites = columns, sites
         self._selection.offer(records)
         self._exemplars.offer(records)
+
+    def device(self, span: DeviceSpan) -> None:
+        """Put down what a request's work did on its device; it comes before the request's record, which waits for it."""
+        if span.request is not None and span.start_ns is not None:
+            self._device.append(span)
+
+    def _work(self, chosen: Sequence[RequestRecord], slices: Slices) -> dict[int, list[DeviceSpan]]:
+        """Device spans of the chosen requests, by request, as they were issued."""
+        found: dict[int, list[DeviceSpan]] = {record.id: [] for record in chosen}
+        for span in tuple(self._device) if found else ():
+            mine = found.get(getattr(span.request, "id", -1))
+            if mine is not None:
+                mine.append(span)
+            slices.step()
+        for each in found.values():
+            each.sort(key=lambda span: span.issue_ns)
+        return found
 
     def take(
         self, resource: Mapping[str, Scalar], slices: Slices, *, send: bool, shown: bool
@@ -80,10 +104,12 @@ class Samples:
         texts: list[bytes] = []
         chosen = self._selection.take()
         shared = shared_work(chosen, columns, self._identity)
+        work = self._work(chosen, slices)
         slices.rest()
         for record in chosen:
             with guard("export.traces"):
                 spans = request_spans(record, columns, self._identity, offset_ns, sites, shared)
+                spans += device_spans(record, columns, self._identity, offset_ns, work[record.id])
                 slices.step()
                 texts += jsonlines.span_pieces(spans, slices)
                 if send:

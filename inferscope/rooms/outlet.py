@@ -69,6 +69,9 @@ class Outlet:
         """Let collectors of a Prometheus registry read our numbers, and kept requests ask for the application's span."""
         publish(self._batch)
         self._rooms.recorder.trace_context = current_span
+        sinks = self._rooms.device.harvester.sinks
+        if self.exporter is not None and self.exporter.device not in sinks:
+            sinks.append(self.exporter.device)
 
     def silence(self) -> None:
         """The opposite."""
