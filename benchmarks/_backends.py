@@ -65,7 +65,7 @@ def listens(port):
 class Database:
     """A database to ask in PromQL."""
 
-    health = "/-/healthy"
+    health = "/-/ready"
 
     def __init__(self, port):
         self.url = f"http://127.0.0.1:{port}"
@@ -113,13 +113,13 @@ class VictoriaMetrics(Database):
 
 
 @contextlib.contextmanager
-def serve_prometheus(program):
+def serve_prometheus(program, *, features="native-histograms,exemplar-storage"):
     port = free_port()
     with tempfile.TemporaryDirectory() as data:
         config = Path(data) / "prometheus.yml"
         config.write_text("global:\n  scrape_interval: 1h\nstorage:\n  tsdb:\n    out_of_order_time_window: 2h\n")
         command = [program, f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={data}/data", f"--config.file={config}"]
-        command += ["--web.enable-remote-write-receiver", "--enable-feature=native-histograms,exemplar-storage", "--log.level=error"]
+        command += ["--web.enable-remote-write-receiver", f"--enable-feature={features}", "--log.level=error"]
         backend = Database(port)
         with running(command, backend.healthy):
             yield backend

@@ -83,6 +83,9 @@ def probe(endpoint: str, *, protocol: str | None = None, wait_s: float = _WAIT_S
             break  # nobody there: the other signals would only wait
     if taken:
         found += _look(endpoint, wait_s)
+    elif found[0].detail.startswith("HTTP 5"):
+        # Prometheus without native histograms may answer 500 and not say why; its flags do.
+        found += [answer for answer in _look(endpoint, 0.0) if answer.check != "store"]
     return found
 
 
@@ -194,5 +197,11 @@ def _prometheus(base: str, wait_s: float) -> list[Answer]:
         time.sleep(0.2)
     flags: Any = _json(f"{base}/api/v1/status/flags")
     if "native-histograms" not in json.dumps(flags):
-        return [Answer("Prometheus", "problem", "drops exponential histograms silently: start it with --enable-feature=native-histograms")]
+        return [
+            Answer(
+                "Prometheus",
+                "problem",
+                "does not keep exponential histograms, some versions silently: start it with --enable-feature=native-histograms",
+            )
+        ]
     return [Answer("Prometheus", "problem", f"took the histogram and does not find it after {wait_s:g} s")]

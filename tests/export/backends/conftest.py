@@ -57,6 +57,14 @@ def serve():
         def victoria_metrics(**more):
             return backends.serve_victoria_metrics(have(backends.program, "victoria-metrics"), **more)
 
+        @staticmethod
+        def prometheus(**more):
+            return backends.serve_prometheus(have(backends.program, "prometheus"), **more)
+
+        @staticmethod
+        def rotel(to):
+            return backends.serve_rotel(have(backends.rotel), to)
+
     return Serve
 
 
