@@ -5,11 +5,11 @@
 A/A, real: two processes of one HTTP service that hashes for half a millisecond and now and then stands still for some (its own collections,
 and whatever else this machine does), asked 500 times a second, in blocks of 75 ms that take turns A B B A
 (both scheduled ahead of other programs where that is allowed: their stalls are longer than such blocks). 40 blocks are one comparison, with
-the gates of `inferscope ab`. The full run makes 200 comparisons, `--quick` as many as fit.
+the gates of `inferscope ab`. The full run makes 200 comparisons (11 minutes of about 20), `--quick` as many as fit.
 
 Power, simulated: 8 ms with lognormal noise, bursts of 5 requests that are 8 ms slower on average (six in a thousand requests), on a machine
 whose speed wanders by 5 % (first-order autoregressive from block to block). 20 pairs of blocks of 1000 requests in the order A B B A. With
-them the 95 % interval of P99's change is 0.38 wide on the log scale. The same service gives the A/A rate of verdicts that are extended until
+them the 96 % interval of P99's change is a third wide on the log scale. The same service gives the A/A rate of verdicts that are extended until
 decided. Warm-up: 2000 requests whose latency begins eleven times too high and decays with a constant of 60 requests; cut by MSER-5.
 
 The headline case: `inferscope ab` on examples/risk_scoring, slow against fixed (the full run; `--quick` takes a service with one lock that
@@ -279,7 +279,7 @@ def share(words, metric, wanted):
 
 def rows_of(pool, quick):
     row = _harness.row
-    same, small, large, long = (100, 30, 60, 4) if quick else (600, 100, 600, 200)
+    same, small, large, long = (100, 30, 60, 2) if quick else (600, 100, 600, 120)
     aa = list(pool.map(fixed, [(seed, 1.0) for seed in range(same)], chunksize=5))
     words = [each for each, _ in aa]
     rows = []
