@@ -1,12 +1,14 @@
 """How soon slow requests are caught: the real draw, budget and keep-if-slow of request-scoped captures over simulated traffic in virtual time.
 
-Simulated are only the requests and the profiler: a session takes what one was measured to take, and there is one at a time.
+Simulated are only the requests and the profiler: a session takes what one was measured to take in a process of its own just before, drawn from
+those measurements, and there is one at a time.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import random
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +21,6 @@ from inferscope.capture import CaptureBudget, RequestScopedCapture, Target
 RATE = 100
 OBJECTIVE_S = 0.02
 SHARE = 0.04
-START_NS, STOP_NS = 600_000, 400_000
-"""What starting and stopping cost (benchmarks/capture.py measures both together: the target is 1.5 ms)."""
 STALL_MS_PER_S = CaptureBudget().stall_ms_per_s
 S = 1_000_000_000
 
@@ -45,8 +45,10 @@ def requests(rng, seconds, shape):
 class Simulated:
     """A capture whose clock and profiler are the simulation's."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, stalls, seed):
         self.now_ns = S
+        self.stalls, self.chance = stalls, random.Random(seed)
+        self.session, self.charge = None, 0
         self.capture = RequestScopedCapture(CaptureBudget(free_memory_mb=0), clock=lambda: self.now_ns)
         self.capture.recording.open = self.open
         self.capture.shelf.put = lambda kept: None
@@ -55,30 +57,47 @@ class Simulated:
             raise SystemExit(f"captures are refused here: {refused}")
         self.busy = None
 
-    def open(self, request, name, *_, **__):
+    def open(self, request, name, *_, shapes=False, **__):
         if self.busy is not None:
             return None
         self.busy = request.id
-        return SimpleNamespace(
-            closed=True, discard=False, yielded=False, results=object(), region=name, start_cost_ns=START_NS, stop_cost_ns=STOP_NS, thread=0,
-            truncated=False, asked=SimpleNamespace(shapes=False),
+        start, stop, self.charge = self.chance.choice(self.stalls["shapes" if shapes else "dropped"])
+        self.session = SimpleNamespace(
+            closed=True, discard=False, yielded=False, results=object(), region=name, start_cost_ns=start, stop_cost_ns=stop, thread=0,
+            truncated=False, asked=SimpleNamespace(shapes=shapes, light=not shapes),
         )  # fmt: skip
+        return self.session
 
     def finish(self, request, wall_s):
         request.open = False
+        wall_ns = int(wall_s * S)
         if self.busy == request.id:
             self.busy = None
-            self.capture.recording.spending.spend(START_NS + STOP_NS, self.now_ns)
-        self.capture.on_finish(request, int(wall_s * S) + START_NS * request.profiled)
+            if wall_ns > OBJECTIVE_S * S and not self.session.asked.shapes:
+                self.charge = self.chance.choice(self.stalls["kept"])[2]
+            self.capture.recording.spending.spend(self.charge, self.now_ns)
+            wall_ns += self.session.start_cost_ns
+        self.capture.on_finish(request, wall_ns)
 
 
-def kept(job):
-    """Slow profiles kept within 30 s of the breach, and the share of slow requests, for one seed."""
+def measured(*, quick):
+    """What attempts take on this machine now: (start, stop, charge) in ns of those that are dropped, kept, and kept with shapes."""
+    from capture import child
+
+    found = child("stalls", 150 if quick else 600)
+    if found is None:
+        raise SystemExit("the process whose stalls are measured crashed")
+    return found
+
+
+def kept(job, stalls):
+    """Slow profiles kept within 30 s of the breach, the share of slow requests, and attempts, for one seed."""
     shape, seed = job
+    random.seed(seed)  # the draw's own
     rng = np.random.default_rng(seed)
     starts, ends = requests(rng, 30.0, shape)
     with tempfile.TemporaryDirectory() as directory:
-        held = Simulated(directory)
+        held = Simulated(directory, stalls, seed)
         open_: list[tuple[float, int, SimpleNamespace]] = []
         for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
             while open_ and open_[0][0] <= start:
@@ -92,4 +111,4 @@ def kept(job):
             heapq.heappush(open_, (end, number, request))
         slow = held.capture._armed.slow if held.capture._armed is not None else held.capture.budget.slow
         held.capture.disarm()
-    return slow, float(np.mean(ends - starts > OBJECTIVE_S))
+    return slow, float(np.mean(ends - starts > OBJECTIVE_S)), held.capture.recording.spending.attempts

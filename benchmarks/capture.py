@@ -188,6 +188,29 @@ def run_ours(directory: str, pairs: int, rounds: int, captures: int) -> dict:
     return {**begun, "added_ns": added(one, pairs), "growth": growth(one, captures), "idle": idle(one, rounds)}
 
 
+def run_stalls(directory: str, attempts: int) -> dict:
+    """(start, stop, what the budget is charged) of attempts on requests of 100 operators, ns: not kept, kept, and kept with shapes."""
+    one = Child(directory)
+    one.arm()
+    recording = one.capture.recording
+    found: dict = {}
+    charged: list[int] = []
+    recording.spending.spend = lambda stall_ns, _now: charged.append(stall_ns)
+    for kind, threshold, shapes in (("dropped", 1 << 62, False), ("kept", 0, False), ("shapes", 0, True)):
+        rows = found[kind] = []
+        recording._stops.shapes_are_cheap = lambda _region, shapes=shapes: shapes
+        object.__setattr__(one.target, "threshold_ns", threshold)
+        for n in range(attempts + 20):
+            before = dict(recording.counts.stalls_ns)
+            one.capture._armed.slow = one.capture._armed.shaped = one.capture._armed.shape_tries = 0
+            one.serve(100)
+            one.capture.shelf.clear()
+            if n >= 20:
+                rows.append([*(recording.counts.stalls_ns[key] - before[key] for key in ("start", "stop")), charged[-1]])
+            time.sleep(0.002)
+    return found
+
+
 def run_plain(directory: str, captures: int) -> dict:
     one = Child(directory)
     return {"first_ns": first_plain(one), "growth": growth_plain(one, directory, captures)}

@@ -17,6 +17,7 @@ __all__ = ["CaptureBudget", "Counts", "Spending"]
 
 _HOUR_NS: Final = 3600 * NS_PER_S
 _LIKELY_NS: Final = 2 * NS_PER_S
+_COIN: Final = 0.8
 _RANGES: Final[dict[str, tuple[float, float, bool, str]]] = {
     "max_share": (0.001, 1.0, False, "a fraction of requests from 0.001 to 1, such as 0.2"),
     "attempts_per_s": (0.01, 100.0, False, "attempts a second from 0.01 to 100"),
@@ -43,8 +44,8 @@ class CaptureBudget:
     Args:
         max_share: Largest share of the requests that a capture is tried on while an incident is open. Default 0.2.
         attempts_per_s: Most attempts a second, default 10; they are spaced evenly.
-        stall_ms_per_s: Most milliseconds a second that starting, stopping and saving may take in this process, as measured. Default 5. An
-            attempt that took longer is paid back by a pause.
+        stall_ms_per_s: Most milliseconds a second that starting, stopping and saving may take from this process, as measured; not counted is
+            time in which the kernel gave the CPU to somebody else. Default 5. An attempt that took longer is paid back by a pause.
         slow: Profiles of breaching requests kept an incident, default 8.
         body: Profiles of ordinary requests kept an incident to compare with, default 5.
         per_hour: Incidents an hour that captures are tried for, default 6.
@@ -140,6 +141,9 @@ class Spending:
         self._attempt_from_ns: int | None = None
         self._stall_from_ns: int | None = None
         self._pause_ns = 0
+        # Slow ones and all, of likely attempts and of random ones; begun as if likely ones were six times as often slow, with little
+        # weight: five attempts that say otherwise are enough.
+        self._odds = {True: [0.5, 2.0], False: [1.0, 25.0]}
         self._opened: deque[int] = deque()
         self._next_block()
 
@@ -153,25 +157,38 @@ class Spending:
         Args:
             now_ns: Now, monotonic.
             likely: The request starts while another one is late, so that it will probably be late too. It then need not be the one that was
-                drawn at random, within the same limits; and for as long as such requests come, random draws leave them two thirds of what there is.
+                drawn at random, within the same limits; and for as long as such requests come and are slow more than twice as often as
+                others, random draws wait a third longer, to leave room for them.
         """
         position = self.seen
         self.seen += 1
-        due = position == self._due
+        # A block whose place came while an attempt had to wait gets a later one, by the toss of a coin.
+        owed = position // self._block > self.attempts and self._uniform() < _COIN
+        due = position == self._due or owed
         if self.seen % self._block == 0:
             self._next_block()
         if likely:
             self._likely_until_ns = now_ns + _LIKELY_NS
             due = due or self.attempts < self.budget.max_share * self.seen
-        sparing = not likely and self._likely_until_ns is not None and now_ns < self._likely_until_ns
-        paced_ns = now_ns - 2 * self._attempt_gap_ns if sparing else now_ns
+        sparing = not likely and self._likely_until_ns is not None and now_ns < self._likely_until_ns and self._likely_pays()
+        paced_ns = now_ns - self._attempt_gap_ns // 3 if sparing else now_ns
         if not due or (self._attempt_from_ns is not None and paced_ns < self._attempt_from_ns):
             return False
-        if not self.solvent(now_ns - 2 * self._pause_ns if sparing else now_ns):
+        if not self.solvent(now_ns - self._pause_ns // 3 if sparing else now_ns):
             return False
         self._attempt_from_ns = now_ns + self._attempt_gap_ns
         self.attempts += 1
         return True
+
+    def learn(self, *, likely: bool, slow: bool) -> None:
+        """Tell what became of an attempt."""
+        odds = self._odds[likely]
+        odds[0] += slow
+        odds[1] += 1.0
+
+    def _likely_pays(self) -> bool:
+        (slow, of), (others, of_others) = self._odds[True], self._odds[False]
+        return slow / of > 2.0 * others / of_others
 
     def solvent(self, now_ns: int) -> bool:
         """Whether every stall so far is paid back."""

@@ -3,8 +3,8 @@
 Kineto takes about 0.65 ms of CPU for a session that records nothing, two thirds of it to calibrate its clocks four times, and about 3 us for
 each operator; torch's older recorder (`_enable_profiler_legacy`) takes 7 us and 1.5 us an operator. It knows operators and annotations of
 its own thread and of those that work for it, nothing of a device, and it touches no state of the process: a session that is never stopped
-ends with its thread, two on two threads do not meet, exit and fork need no care. What Kineto alone can do (device, types beside shapes,
-stacks, all threads) stays with Kineto, and so does everything where torch no longer has this.
+ends with its thread, two on two threads do not meet, exit and fork need no care. What Kineto alone can do (device, types of inputs, stacks,
+all threads) stays with Kineto, and so does everything where torch no longer has this.
 """
 
 from __future__ import annotations
@@ -49,14 +49,16 @@ class Light:
 
     Args:
         torch: The application's.
+        shapes: Whether the dimensions of operators' inputs are recorded; of lists of tensors they are not.
     """
 
-    __slots__ = ("_before_ns", "_native", "_torch", "flag", "kineto_results")
+    __slots__ = ("_before_ns", "_native", "_shapes", "_torch", "flag", "kineto_results")
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, *, shapes: bool = False) -> None:
         self.flag = False
         """What torch's flag is set to at the end: True while a profiler of the application records by then."""
         self.kineto_results: Recorded | None = None
+        self._shapes = shapes
         self._torch, self._native, self._before_ns = torch, torch._C._autograd, 0  # noqa: SLF001  (no public name)
 
     def __enter__(self) -> None:
@@ -66,7 +68,7 @@ class Light:
             RuntimeError: A profiler is active on this thread.
         """
         kinds = self._torch._C._profiler  # noqa: SLF001  (no public name)
-        config = kinds.ProfilerConfig(kinds.ProfilerState.CPU, False, False, False, False, False, kinds._ExperimentalConfig())  # noqa: SLF001, FBT003
+        config = kinds.ProfilerConfig(kinds.ProfilerState.CPU, self._shapes, False, False, False, False, kinds._ExperimentalConfig())  # noqa: SLF001, FBT003
         self._before_ns = time.time_ns()
         self._native._enable_profiler_legacy(config)  # noqa: SLF001  (no public name)
         # Compiled code names its regions only while this flag is set.
@@ -75,7 +77,7 @@ class Light:
     def __exit__(self, *_: object) -> None:
         """Stop, and take what was recorded."""
         found = self._stop(consolidate=True)
-        self.kineto_results = Recorded(found, self._before_ns)
+        self.kineto_results = Recorded(found, self._before_ns, shapes=self._shapes)
 
     def drop(self) -> None:
         """Stop, and leave what was recorded to torch to free: a list of it is what costs most."""
@@ -92,12 +94,13 @@ class Recorded:
     Args:
         lists: torch's events, a list for each thread: ranges that begin and end, and a mark in that of the session's thread.
         before_ns: Unix time just before the session started.
+        shapes: Whether they hold dimensions.
     """
 
-    __slots__ = ("_before_ns", "_lists", "_thread")
+    __slots__ = ("_before_ns", "_lists", "_shapes", "_thread")
 
-    def __init__(self, lists: Sequence[Sequence[Any]], before_ns: int) -> None:
-        self._lists, self._before_ns = lists, before_ns
+    def __init__(self, lists: Sequence[Sequence[Any]], before_ns: int, *, shapes: bool = False) -> None:
+        self._lists, self._before_ns, self._shapes = lists, before_ns, shapes
         self._thread = threading.get_native_id()
 
     def save(self, path: str) -> int:
@@ -123,7 +126,7 @@ class Recorded:
             file.write('{"schemaVersion": 1, "deviceProperties": [], "displayTimeUnit": "ms", ')
             file.write(f'"baseTimeNanoseconds": {base}, "traceEvents": [\n')
             for thread, events in self._threads(mark):
-                for line in _lines(events, mark, (began - base) / 1e3, thread):
+                for line in _lines(events, mark, (began - base) / 1e3, thread, shapes=self._shapes):
                     file.write(line)
                     longest = max(longest, time.perf_counter_ns() - since)
                     pause()
@@ -143,7 +146,7 @@ def _name(thread: int) -> str:
     return json.dumps({"ph": "M", "name": "thread_name", "pid": os.getpid(), "tid": thread, "args": {"name": f"thread {thread}"}})
 
 
-def _lines(events: Sequence[Any], mark: Any, offset_us: float, thread: int) -> Iterator[str]:
+def _lines(events: Sequence[Any], mark: Any, offset_us: float, thread: int, *, shapes: bool) -> Iterator[str]:
     """A line for each range, in the order of their beginnings; one that was open at either end of the session is left out."""
     begun: dict[int, Any] = {}
     ends: dict[int, float] = {}
@@ -159,7 +162,7 @@ def _lines(events: Sequence[Any], mark: Any, offset_us: float, thread: int) -> I
     for number, (place, end) in enumerate(sorted(ends.items())):
         event = events[place]
         start = mark.cpu_elapsed_us(event)
-        row = {
+        row: dict[str, Any] = {
             "ph": "X",
             "cat": "user_annotation" if event.scope() == _ANNOTATION else "cpu_op",
             "name": event.name(),
@@ -169,4 +172,6 @@ def _lines(events: Sequence[Any], mark: Any, offset_us: float, thread: int) -> I
             "dur": round(end - start, 3),
             "args": {"External id": number + 1, "Sequence number": event.sequence_nr(), "Ev Idx": number},
         }
+        if shapes:
+            row["args"]["Input Dims"] = event.shapes()
         yield json.dumps(row) + ",\n"

@@ -211,9 +211,8 @@ class Recording:
 
     def _least(self, region: str, device: str | None, *, shapes: bool) -> Options:
         """What is recorded when nobody asked: operators, with shapes where those are cheap; without Kineto where that is not needed."""
-        if shapes and self._stops.shapes_are_cheap(region):
-            return Options(shapes=True)
-        return Options(light=device is None and light.available(self._torch))
+        plain = device is None and light.available(self._torch)
+        return Options(light=plain, shapes=shapes and self._stops.shapes_are_cheap(region))
 
     def close(self, running: Session, *, unwanted: bool = False) -> None:
         """Stop the session; on its own thread only, once. What is `unwanted` need not be fetched, but for some, which tell what that costs."""
@@ -247,7 +246,7 @@ class Recording:
             self.counts.truncated += running.truncated
             self.counts.stalls_ns["start"] += running.start_cost_ns
             self.counts.stalls_ns["stop"] += running.stop_cost_ns
-            self.spending.spend(running.start_cost_ns + running.stop_cost_ns, self._clock())
+            self.spending.spend(running.lost_ns, self._clock())
             self.session = None
             self.machine.move(State.ARMED if self._armed else State.COOLDOWN)
             over = not self._armed

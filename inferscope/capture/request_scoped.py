@@ -12,12 +12,12 @@ import random
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope import guard
 from inferscope.capture import guards, session
 from inferscope.capture.budget import CaptureBudget
+from inferscope.capture.drawing import Armed, Drawn
 from inferscope.capture.lifecycle import follow_process
 from inferscope.capture.monitor import Monitor
 from inferscope.capture.recording import Recording
@@ -52,33 +52,6 @@ UNSAVED_LIMIT: Final = 4
 """Kept profiles in memory above which no request is drawn."""
 
 
-@dataclass(slots=True)
-class _Armed:
-    target: Target
-    until_ns: int
-    slow: int = 0
-    body: int = 0
-    shaped: int = 0
-    """Profiles kept that hold shapes nobody asked for."""
-    shape_tries: int = 0
-    asked: Options | None = None
-    allow_ns: int | None = None
-
-
-@dataclass(slots=True)
-class _Drawn:
-    armed: _Armed
-    at_ns: int
-    pick: int
-    """Which of the request's regions is recorded, from 0: one that awaits has several, and each gets its turn."""
-    session: Session | None = None
-    regions: int = 0
-    outer: str | None = None
-    """The outermost synchronous region that is open, with its thread and how often its name is open there."""
-    thread: int = 0
-    depth: int = 0
-
-
 class RequestScopedCapture:
     """Captures of one process. Hooks swallow nothing themselves: the recorder contains and counts what they raise.
 
@@ -106,8 +79,8 @@ class RequestScopedCapture:
         self.monitor = Monitor(clock)
         self._columns = columns
         self._clock = clock
-        self._armed: _Armed | None = None
-        self._drawn: dict[int, _Drawn] = {}
+        self._armed: Armed | None = None
+        self._drawn: dict[int, Drawn] = {}
         self._recent: deque[tuple[Any, int]] = deque(maxlen=RECENT_LIMIT)
         self._regions = 1
         # Read when Kineto is first used: silences two lines on stderr for each capture. Set now, while few threads read the environment.
@@ -152,7 +125,7 @@ class RequestScopedCapture:
             self.recording.counts.refuse(reason)
             return guards.REASONS[reason]
         plan, torch = target.plan, session.loaded_torch()
-        armed = _Armed(target, now + int(self.budget.armed_s * NS_PER_S))
+        armed = Armed(target, now + int(self.budget.armed_s * NS_PER_S))
         if plan.tier == 3:
             armed.asked = Options(shapes=plan.shapes, stacks=plan.stacks)
             armed.allow_ns = int((plan.allow_stall_ms or 1.0) * NS_PER_MS)
@@ -225,14 +198,15 @@ class RequestScopedCapture:
             return False
         try:
             now = self._clock()
-            if now >= armed.until_ns or not recording.spending.draw(now, likely=self._somebody_is_late(request, armed, now)):
+            likely = self._somebody_is_late(request, armed, now)
+            if now >= armed.until_ns or not recording.spending.draw(now, likely=likely):
                 return False
         finally:
             recording.mutex.release()
-        self._drawn[request.id] = _Drawn(armed, now, int(random.random() * self._regions))  # noqa: S311  (no secret)
+        self._drawn[request.id] = Drawn(armed, now, int(random.random() * self._regions), likely)  # noqa: S311  (no secret)
         return True
 
-    def _somebody_is_late(self, request: Any, armed: _Armed, now: int) -> bool:
+    def _somebody_is_late(self, request: Any, armed: Armed, now: int) -> bool:
         """Whether a request that started a little earlier is on its way to being slow: what holds it will probably hold this one.
 
         Only one in a hundred requests may be slow, but they come together: behind one lock, one copy, one pause.
@@ -300,6 +274,7 @@ class RequestScopedCapture:
             return
         # The recorder reads the end before it calls `on_exit` for the request itself, so that stop is not in the wall time.
         stall = profile.start_cost_ns + (0 if profile.region == request.name else profile.stop_cost_ns)
+        self.recording.spending.learn(likely=drawn.likely, slow=wall_ns - stall > drawn.armed.target.threshold_ns)
         slow = self._verdict(drawn.armed, profile, wall_ns - stall)
         if slow is None:
             profile.results = None
@@ -310,9 +285,10 @@ class RequestScopedCapture:
         drawn.armed.shaped += profile.asked.shapes and drawn.armed.asked is None
         name, tier = f"{target.prefix}-r{request.id}", target.plan.tier
         kept = Kept(name, target.directory, profile, slow, request.name, wall_ns, request.start_ns, tier=tier, requests=(request.id,))
+        kept.likely = drawn.likely
         self.shelf.put(kept)
 
-    def _unwanted(self, armed: _Armed, profile: Session, request: Any) -> bool:
+    def _unwanted(self, armed: Armed, profile: Session, request: Any) -> bool:
         """Whether it is the request that ends now, surely neither slow nor one to compare with."""
         wall_ns = self._clock() - request.start_ns - profile.start_cost_ns
         if profile.region != request.name or armed.target.keep_all or wall_ns > armed.target.threshold_ns:
@@ -320,7 +296,7 @@ class RequestScopedCapture:
         middle = armed.target.body_ns() if armed.body < self.budget.body else None
         return middle is None or wall_ns < middle[0]
 
-    def _verdict(self, armed: _Armed, profile: Session, wall_ns: int) -> bool | None:
+    def _verdict(self, armed: Armed, profile: Session, wall_ns: int) -> bool | None:
         """True to keep as slow, False to keep as ordinary, None to drop; `wall_ns` is without our own stall."""
         if armed is not self._armed or profile.discard or profile.yielded or profile.results is None:
             return None

@@ -49,6 +49,8 @@ class Kept:
     """Of the request, or the length of the window."""
     start_ns: int
     tier: int = 1
+    likely: bool = False
+    """Whether its request was preferred over others, see `Spending.draw`."""
     requests: tuple[int, ...] = ()
     """Requests that it shows."""
     counted: Callable[[int], object] | None = None
@@ -173,6 +175,7 @@ def write_side(kept: Kept) -> None:
         "id": kept.id,
         "tier": kept.tier,
         "slow": kept.slow,
+        "likely": kept.likely,
         "request_id": own.request_id if isinstance(own, Session) else None,
         "requests": list(kept.requests),
         "request": kept.request,

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.capture.light import Light
+from inferscope.capture.stops import Stall
 from inferscope.clock import NS_PER_S, now_ns
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def profiler(torch: Any, asked: Options) -> Any:
         TypeError: This torch cannot record all threads.
     """
     if asked.light:
-        return Light(torch)
+        return Light(torch, shapes=asked.shapes)
     options: dict[str, Any] = {"use_kineto": True, "experimental_config": _config(torch, asked)}
     if asked.device is not None:
         options["use_device"] = asked.device
@@ -255,7 +256,7 @@ class Session:
     """
 
     __slots__ = (
-        "_claim", "_clock", "_profile", "_torch", "abandoned", "allow_ns", "asked", "cpu_ns", "device_stopped", "discard", "end_ns", "limit_ns", "muted",
+        "_claim", "_clock", "_profile", "_torch", "abandoned", "allow_ns", "asked", "cpu_ns", "device_stopped", "discard", "end_ns", "limit_ns", "lost_ns", "muted",
         "native", "opened_ns", "region", "request_id", "results", "start_cost_ns", "start_cpu_ns", "stop_cost_ns", "stop_cpu_ns",
         "stop_wanted", "tail_lost", "thread", "truncated", "why_no_device", "yielded",
     )  # fmt: skip
@@ -281,6 +282,8 @@ class Session:
         self.end_ns = 0
         self.start_cost_ns = 0
         self.stop_cost_ns = 0
+        self.lost_ns = 0
+        """What the application lost by both, see `Stall`."""
         self.cpu_ns = 0
         """Thread CPU time between start and stop; before the stop, the reading at the start."""
         self.start_cpu_ns = 0
@@ -314,14 +317,13 @@ class Session:
 
     def open(self, torch: Any, asked: Options) -> None:
         """Start recording on this thread; whatever torch raises passes."""
-        begun, cpu = self._clock(), time.thread_time_ns()
+        stall = Stall(self._clock)
         self._torch, self.asked = torch, asked
         self._profile = profiler(torch, asked)
         self._profile.__enter__()
-        self.opened_ns = self._clock()
-        self.start_cost_ns = self.opened_ns - begun
+        self.start_cost_ns, self.start_cpu_ns, self.lost_ns = stall.end()
+        self.opened_ns = stall.begun_ns + self.start_cost_ns
         self.cpu_ns = time.thread_time_ns()
-        self.start_cpu_ns = self.cpu_ns - cpu
 
     def overlong(self) -> bool:
         """Whether it has grown too long; asked on its own thread."""
@@ -336,8 +338,7 @@ class Session:
         """
         if not self._claim.acquire(blocking=False):
             return False
-        begun, cpu = self._clock(), time.thread_time_ns()
-        self.cpu_ns = cpu - self.cpu_ns
+        self.cpu_ns, stall = time.thread_time_ns() - self.cpu_ns, Stall(self._clock)
         profile, self._profile = self._profile, None
         if self.device is not None:
             stopped = getattr(self._torch.autograd, "_is_kineto_stopped", None)
@@ -347,9 +348,9 @@ class Session:
         try:
             self.results = _stop(profile, keep=not self.discard, flag=others)
         finally:
-            self.end_ns = self._clock()
-            self.stop_cost_ns = self.end_ns - begun
-            self.stop_cpu_ns = time.thread_time_ns() - cpu
+            self.stop_cost_ns, self.stop_cpu_ns, lost_ns = stall.end()
+            self.lost_ns += lost_ns
+            self.end_ns = stall.begun_ns + self.stop_cost_ns
         return True
 
     def abandon(self, reason: str) -> bool:

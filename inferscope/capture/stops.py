@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import resource
+import time
 from typing import TYPE_CHECKING, Final
 
 from inferscope.clock import NS_PER_MS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from inferscope.capture.session import Options, Session
 
-__all__ = ["LEARN_EVERY", "SHAPES_STOP_NS", "Stops"]
+__all__ = ["LEARN_EVERY", "SHAPES_STOP_NS", "Stall", "Stops"]
 
 LEARN_EVERY: Final = 8
 """Of the sessions that nobody wants one in so many is fetched all the same, to know what that costs."""
@@ -29,6 +33,37 @@ _REGIONS: Final = 128  # whose stops are remembered
 def _kind(asked: Options) -> tuple[bool, bool, bool]:
     """Sessions whose stops take alike."""
     return asked.light, asked.shapes, asked.stacks
+
+
+_THREAD: Final = getattr(resource, "RUSAGE_THREAD", None)
+
+
+def _preemptions() -> int:
+    return -1 if _THREAD is None else resource.getrusage(_THREAD).ru_nivcsw
+
+
+class Stall:
+    """Measures a piece of our work on a thread of the application.
+
+    Args:
+        clock: Nanoseconds, monotonic.
+    """
+
+    __slots__ = ("_clock", "_cpu_ns", "_preempted", "begun_ns")
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._preempted = _preemptions()
+        self.begun_ns, self._cpu_ns = clock(), time.thread_time_ns()
+
+    def end(self) -> tuple[int, int, int]:
+        """(wall time, CPU time, what the application lost) in ns.
+
+        Lost is the wall time, or the CPU time when the kernel took the CPU away meanwhile: it would have done so without us, and gave it to others.
+        """
+        cpu_ns, wall_ns = time.thread_time_ns() - self._cpu_ns, self._clock() - self.begun_ns
+        preempted = _preemptions()
+        return wall_ns, cpu_ns, cpu_ns if preempted > self._preempted >= 0 else wall_ns
 
 
 class Stops:

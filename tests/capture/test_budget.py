@@ -104,7 +104,7 @@ def test_incidents_an_hour():
 
 
 def test_likely_requests_come_out_of_turn_within_share_and_pace():
-    spending = Spending(CaptureBudget(max_share=0.1, attempts_per_s=10), uniform=lambda: 0.99)
+    spending = Spending(CaptureBudget(max_share=0.1, attempts_per_s=10), uniform=lambda: 0.5)
     drawn = [n for n in range(1000) if spending.draw(n * SECOND // 50, likely=n % 50 in {10, 11, 12})]
     assert 20 <= len(drawn) <= 100
     assert any(n % 50 == 10 for n in drawn)

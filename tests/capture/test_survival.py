@@ -28,7 +28,7 @@ WINDOWS = [
     "user_beside_a_parked_window",
 ]
 needs_core = pytest.mark.skipif(not hasattr(core.Recorder, "_open"), reason="requests in flight are known to the C core")
-pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX only"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX only"), pytest.mark.timeout(600)]
 
 
 class Run(NamedTuple):
@@ -52,24 +52,36 @@ def run(root: Path, *calls: str) -> Run:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    calls = ["storm:200", "kineto+storm:60", *EXITS, *FORKS, *USERS, "first_capture", "growth:220", "exit_without_us"]
-    calls += [f"kineto+{name}" for name in (*EXITS, *FORKS, *USERS)]
+    calls = ["storm:200", *EXITS, *FORKS, *USERS, "first_capture", "growth:220", "exit_without_us"]
     if hasattr(core.Recorder, "_open"):
         calls += ["window_storm:100", *WINDOWS]
     return run(tmp_path_factory.mktemp("scenarios"), *calls)
 
 
-@pytest.mark.parametrize(("scenario", "sessions"), [("storm", 200), ("kineto+storm", 60)])
-def test_hundreds_of_captures_under_saturated_operators_and_the_users_own_profiler(ran, scenario, sessions):
-    said = ran.survived(scenario)
-    assert said["sessions"] >= sessions
+@pytest.fixture(scope="module")
+def ran_kineto(tmp_path_factory):
+    """The same where Kineto records."""
+    calls = [f"kineto+{name}" for name in ("storm:40", *EXITS, *FORKS, *USERS)]
+    return run(tmp_path_factory.mktemp("kineto"), *calls)
+
+
+@pytest.fixture
+def either(request, how):
+    return request.getfixturevalue("ran_kineto" if how else "ran")
+
+
+@pytest.mark.parametrize("how", BOTH)
+def test_hundreds_of_captures_under_saturated_operators_and_the_users_own_profiler(either, how):
+    scenario = f"{how}storm"
+    said = either.survived(scenario)
+    assert said["sessions"] >= (40 if how else 200)
     assert said["hook_errors"] == 0
     assert said["uses"] >= 1
     assert said["incomplete"] == [], "the user's own traces are complete"
     assert said["abandoned"] == 0
     assert set(said["children"]) <= {0}, "forked children end well"
-    assert said["saved"] == said["kept"] >= 8
-    traces = sorted((ran.root / scenario / "captures").glob("*.trace.json"))
+    assert said["saved"] == said["kept"] >= (2 if how else 8)
+    traces = sorted((either.root / scenario / "captures").glob("*.trace.json"))
     assert len(traces) == said["saved"]
     threads = set()
     for path in traces:
@@ -83,8 +95,8 @@ def test_hundreds_of_captures_under_saturated_operators_and_the_users_own_profil
 
 @pytest.mark.parametrize("how", BOTH)
 @pytest.mark.parametrize("scenario", EXITS)
-def test_exit_in_the_middle_of_a_capture(ran, scenario, how):
-    ran.survived(how + scenario)
+def test_exit_in_the_middle_of_a_capture(either, scenario, how):
+    either.survived(how + scenario)
 
 
 def test_without_us_that_exit_crashes(ran):
@@ -97,8 +109,8 @@ def test_without_us_that_exit_crashes(ran):
 
 @pytest.mark.parametrize("how", BOTH)
 @pytest.mark.parametrize("scenario", FORKS)
-def test_fork_in_the_middle_of_a_capture_and_after(ran, scenario, how):
-    ran.survived(how + scenario)
+def test_fork_in_the_middle_of_a_capture_and_after(either, scenario, how):
+    either.survived(how + scenario)
 
 
 def test_a_childs_output_is_flushed(ran):
@@ -108,8 +120,8 @@ def test_a_childs_output_is_flushed(ran):
 
 @pytest.mark.parametrize("how", BOTH)
 @pytest.mark.parametrize("scenario", USERS)
-def test_a_region_that_does_not_end_does_not_keep_the_user_from_profiling(ran, scenario, how):
-    ran.survived(how + scenario)
+def test_a_region_that_does_not_end_does_not_keep_the_user_from_profiling(either, scenario, how):
+    either.survived(how + scenario)
 
 
 def test_the_first_capture_imports_nothing(ran):
