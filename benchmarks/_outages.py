@@ -18,15 +18,33 @@ from pathlib import Path
 
 import numpy as np
 
-MODES = ("refuse", "unavailable", "black_hole", "drip", "slow", "restart")
+MODES = ("down", "refuse", "unavailable", "black_hole", "drip", "slow", "restart")
+"""`down` answers no handshake, as a host that is off; `drip` is half dead: its answer comes byte by byte and never ends; `restart` does, 7 times a second."""
 DELAY_NS = 500_000
 BLOCK = b"x" * 8_000
 """Hashed in each request without the interpreter, for some 10 us; getting it back is where a hold is felt."""
 RECEIVER = """
-import json, sys
+import json, socket, sys, urllib.parse
 from inferscope import semconv
 from inferscope.testing.receiver import OtlpReceiver
+
+class Silent:
+    # Listens with a queue that is full, so that the kernel answers no further handshake.
+    def __init__(self, port):
+        self.sockets = [socket.socket() for _ in range(4)]
+        listening, *others = self.sockets
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
+        listening.listen(0)
+        for each in others:
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", port))
+    def close(self):
+        for each in self.sockets:
+            each.close()
+
 with OtlpReceiver(delay_s=0.3) as receiver:
+    silent = None
     print(receiver.url, flush=True)
     total, seen = 0, 0
     for line in sys.stdin:
@@ -37,11 +55,16 @@ with OtlpReceiver(delay_s=0.3) as receiver:
                     total = max(total, point.value)
             receiver.clear()
             print(json.dumps(total), flush=True)
-        elif word == "restart":
+        elif word == "down":
             receiver.mode = "refuse"
-            receiver.mode = "ok"
+            silent = silent or Silent(urllib.parse.urlsplit(receiver.url).port)
         else:
-            receiver.mode = word
+            if silent is not None:
+                silent.close()
+                silent = None
+            if word == "restart":
+                receiver.mode = "refuse"
+            receiver.mode = "ok" if word == "restart" else word
 """
 
 
@@ -86,11 +109,41 @@ def serve(seconds, rate, request):
     return found
 
 
-def bounds(differences, seed=7):
-    """Median of the differences and its one-sided 95 % bounds, by bootstrap over the pairs."""
+def bounds(differences, seed=7, *, level=0.95):
+    """Mean of the differences and its one-sided bounds, by bootstrap over the pairs."""
     values = np.asarray(differences, dtype=float)
     drawn = np.random.default_rng(seed).choice(values, (2000, len(values))).mean(axis=1)
-    return float(np.quantile(drawn, 0.05)), float(values.mean()), float(np.quantile(drawn, 0.95))
+    return float(np.quantile(drawn, 1 - level)), float(values.mean()), float(np.quantile(drawn, level))
+
+
+@contextlib.contextmanager
+def away(receiver, mode):
+    """The receiver in a mode for the block's time."""
+    if mode != "restart":
+        receiver.say(mode)
+        yield
+        return
+    stop = threading.Event()
+    nuisance = threading.Thread(target=_restarting, args=(receiver, stop))
+    nuisance.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        nuisance.join()
+
+
+def come_back(receiver, served, seconds):
+    """The receiver is well again: the total that it has once it is the right one, or when the time is over."""
+    import inferscope
+
+    receiver.say("ok")
+    deadline = time.monotonic() + seconds
+    total = receiver.total()
+    while total != served and time.monotonic() < deadline:
+        inferscope.flush(2.0)
+        total = max(total, receiver.total())
+    return total
 
 
 def outages(block_s, pairs, rate=1000):
@@ -114,28 +167,14 @@ def outages(block_s, pairs, rate=1000):
                 shares = []
                 for word in ("ok", mode):
                     before = resident_kb()
-                    stop = threading.Event()
-                    nuisance = None
-                    if word == "restart":
-                        nuisance = threading.Thread(target=_restarting, args=(receiver, stop))
-                        nuisance.start()
-                    else:
-                        receiver.say(word)
-                    took = serve(block_s, rate, inferscope.request)
-                    stop.set()
-                    if nuisance is not None:
-                        nuisance.join()
+                    with away(receiver, word):
+                        took = serve(block_s, rate, inferscope.request)
                     served += len(took)
                     grown[word == "ok"] += resident_kb() - before
                     shares.append(1e4 * sum(each > DELAY_NS for each in took) / len(took))
                 differences.append(shares[1] - shares[0])
             found[mode] = differences
-        receiver.say("ok")
-        deadline = time.monotonic() + 20
-        with contextlib.suppress(Exception):
-            while receiver.total() != served and time.monotonic() < deadline:
-                inferscope.flush(2.0)
-        total = receiver.total()
+        total = come_back(receiver, served, 20)
         inferscope.shutdown()
     # What the evidence's horizon takes in its first minutes is in both kinds of blocks alike.
     return found, grown[False] - grown[True], served, total
