@@ -74,7 +74,7 @@ class ClassTotals:
     violations: tuple[int, ...]
     wall_ns: int
     cpu_ns: int
-    """Thread CPU time of the requests it was measured for, whose wall time is `cpu_wall_ns`."""
+    """Thread CPU time, of which `cpu_wall_ns` is the wall time: of short requests one of each 64 is measured and counts 64 times."""
     cpu_wall_ns: int
     cpu_requests: int
     shed: int = 0

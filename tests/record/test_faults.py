@@ -18,7 +18,7 @@ INTERNALS: list[tuple[Any, str]] = [
     (blame.Sites, "where"),
     (classes.RequestClass, "count_request"),
     (classes.RequestClass, "count_latency"),
-    (classes.RequestClass, "wants_cpu"),
+    (classes.RequestClass, "cpu_weight"),
     (critical, "_parents"),
     (hold.Holds, "begin"),
     (hold.Holds, "seen"),

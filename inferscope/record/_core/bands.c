@@ -19,7 +19,7 @@ int class_band(const Class *c, int64_t wall) {
     return band;
 }
 
-static uint64_t random_u64(Recorder *rec) { /* xorshift64* */
+uint64_t random_u64(Recorder *rec) { /* xorshift64* */
     uint64_t x = rec->rng;
     x ^= x >> 12;
     x ^= x << 25;
@@ -123,8 +123,8 @@ static void count_unprofiled(Recorder *rec, const Request *r, int band) {
     for (int i = 0; i < rec->column_count; i++)
         row[i] += r->vector[i];
     if (r->has_cpu) {
-        c->cpu_ns += r->cpu_ns;
-        c->cpu_wall_ns += r->wall;
+        c->cpu_ns += r->cpu_measured * r->cpu_ns;
+        c->cpu_wall_ns += r->cpu_measured * r->wall;
         c->cpu_requests++;
     }
 }

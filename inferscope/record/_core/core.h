@@ -103,8 +103,9 @@ typedef struct {
     int64_t violations[EDGE_LIMIT];
     int64_t overdue[EDGE_LIMIT]; /* past their deadline, though not above the edge */
     int64_t count, errors, items, excluded, shed, cancelled, late_spans, truncated;
-    int64_t wall_ns, cpu_ns, cpu_wall_ns, cpu_requests;
+    int64_t wall_ns, cpu_ns, cpu_wall_ns, cpu_requests; /* cpu_*ns: sums with weights */
     int64_t ewma_ns, begun;
+    int cpu_drawn; /* which of the present 64 requests is measured when they are short */
     int64_t band_counts[BAND_LIMIT];
     int64_t *band_sums; /* BAND_LIMIT x COLUMN_LIMIT */
     uint32_t seen[BAND_LIMIT];
@@ -158,7 +159,8 @@ struct Request {
         };
     };
     signed char in_call; /* 0 with statement, 1 decorated function, -1 decorated function that may suspend */
-    char overlapping, truncated, profiled, foreign_thread, cpu_measured;
+    char overlapping, truncated, profiled, foreign_thread;
+    char cpu_measured; /* for how many requests it stands; 0 when it is not measured */
     int64_t vector[COLUMN_LIMIT];
     Slot slots[SLOT_LIMIT];
 };
@@ -358,6 +360,7 @@ static inline Def *registry_stage(Recorder *rec, PyObject *name) {
 
 /* bands.c */
 int band_of(int64_t wall);
+uint64_t random_u64(Recorder *rec);
 int class_band(const Class *c, int64_t wall);
 void class_fold(Recorder *rec, Request *r);
 void retained_free(Retained *k);

@@ -60,11 +60,17 @@ static int caller_may_suspend(void) {
     return flags != 0;
 }
 
-static int cpu_wanted(const Recorder *rec, Class *c) {
+/* For how many requests the next one of a class stands when it is measured; 0 when it is not. Short ones: one of each 64, drawn, because
+ * every 64th would be the same one of traffic that comes in turns. Of the first 64 it is the first: nobody knows yet how long they take. */
+static int cpu_weight(Recorder *rec, Class *c) {
+    if (rec->cpu_mode != CPU_AUTO)
+        return rec->cpu_mode == CPU_ON;
     int64_t n = c->begun++;
-    if (rec->cpu_mode == CPU_AUTO)
-        return c->ewma_ns >= 1000000 || n % 64 == 0;
-    return rec->cpu_mode == CPU_ON;
+    if (n % 64 == 0)
+        c->cpu_drawn = n == 0 ? 0 : (int)(random_u64(rec) >> 58);
+    if (n == 0 || c->ewma_ns >= 1000000)
+        return 1;
+    return n % 64 == c->cpu_drawn ? 64 : 0;
 }
 
 /* Whether a request that is not around this one is open on this thread; so many open ones that looking is dear count as yes. */
@@ -81,9 +87,10 @@ static int thread_is_shared(const Request *r) {
 }
 
 static void cpu_begin(Request *r, int caller_known) {
+    int weight = cpu_weight(r->rec, r->class_);
     r->cpu_measured = 0;
-    if (cpu_wanted(r->rec, r->class_) && caller_known >= 0 && (caller_known > 0 || !caller_may_suspend()) && !thread_is_shared(r)) {
-        r->cpu_measured = 1;
+    if (weight && caller_known >= 0 && (caller_known > 0 || !caller_may_suspend()) && !thread_is_shared(r)) {
+        r->cpu_measured = (char)weight;
         thread_switches(&r->nvcsw, &r->nivcsw);
         r->cpu_begin = thread_cpu_ns();
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Final
 
 from inferscope.record.pure.bands import EDGE_ROW, BandTable, band_of, row_of
@@ -16,6 +17,8 @@ __all__ = ["RequestClass"]
 
 _SMOOTHING: Final = 16
 _MILLISECOND: Final = 1_000_000
+_SAMPLED: Final = 64
+_random: Final = random.Random()  # noqa: S311 - a sample; and never the application's own generator
 _GIVEN_UP: Final = frozenset({"cancelled", "CancelledError", "GeneratorExit"})
 
 
@@ -30,7 +33,7 @@ class RequestClass:
     """
 
     __slots__ = (
-        "bands", "cancelled", "cls", "count", "cpu_ns", "cpu_requests", "cpu_wall_ns", "edges", "errors", "excluded", "heap", "index", "items",
+        "bands", "cancelled", "cls", "count", "cpu_ns", "cpu_requests", "cpu_wall_ns", "drawn", "edges", "errors", "excluded", "heap", "index", "items",
         "late_spans", "model", "name", "overdue", "seen", "series", "shed", "started", "truncated", "typical_ns", "violations", "wall_ns",
     )  # fmt: skip
 
@@ -49,7 +52,7 @@ class RequestClass:
         self.wall_ns = self.cpu_ns = self.cpu_wall_ns = self.cpu_requests = 0
         self.violations = [0] * len(self.edges)
         self.overdue = [0] * len(self.edges)
-        self.started = 0
+        self.started = self.drawn = 0
         self.typical_ns = 0
         self.heap: list[int] = []
         self.seen: dict[int, int] = {}
@@ -72,11 +75,20 @@ class RequestClass:
         """The band that a row was cut from, or that it is."""
         return row if row < EDGE_ROW else band_of(self.edges[row - EDGE_ROW])
 
-    def wants_cpu(self) -> bool:
-        """Whether `auto` measures the next request: requests of 1 ms or more always, shorter ones 1 in 64."""
+    def cpu_weight(self) -> int:
+        """For how many requests the next one stands when `auto` measures it; 0 when it does not.
+
+        Requests of 1 ms or more are measured always, of shorter ones one of each 64, drawn: every 64th would be the same one of
+        traffic that comes in turns. Of the first 64 it is the first, because nobody knows yet how long they take.
+        """
         number = self.started
         self.started = number + 1
-        return self.typical_ns >= _MILLISECOND or number % 64 == 0
+        place = number % _SAMPLED
+        if place == 0:
+            self.drawn = _random.randrange(_SAMPLED) if number else 0
+        if number == 0 or self.typical_ns >= _MILLISECOND:
+            return 1
+        return _SAMPLED if place == self.drawn else 0
 
     def withhold(self, wall_ns: int, error: str | None) -> bool:
         """Count a request that nobody judges, and say whether it is one: it was refused, or its caller gave up before it was late."""
@@ -110,10 +122,10 @@ class RequestClass:
         self.bands.add(row, vector)
         return row
 
-    def count_cpu(self, cpu_ns: int, wall_ns: int) -> None:
-        """Count a request whose thread CPU time is known."""
-        self.cpu_ns += cpu_ns
-        self.cpu_wall_ns += wall_ns
+    def count_cpu(self, cpu_ns: int, wall_ns: int, weight: int) -> None:
+        """Count a request whose thread CPU time is known, and for how many it stands."""
+        self.cpu_ns += weight * cpu_ns
+        self.cpu_wall_ns += weight * wall_ns
         self.cpu_requests += 1
 
     def read(self) -> dict[str, int | tuple[int, ...]]:

@@ -53,7 +53,7 @@ class Request:
     """
 
     __slots__ = (
-        "__weakref__", "_before", "_depth", "_generation", "_kind", "_of", "_outer", "_recorder", "_started_ns", "_token", "_traffic",
+        "__weakref__", "_before", "_depth", "_generation", "_kind", "_of", "_outer", "_recorder", "_started_ns", "_token", "_traffic", "_weight",
         "cls", "column", "cpu_known", "end_ns", "error", "id", "ident", "items", "latest_ns", "model", "name", "native_id", "open",
         "overlapping", "pin", "profiled", "size", "spans", "start_ns", "top", "trace", "truncated", "vector", "wanted",
     )  # fmt: skip
@@ -68,6 +68,7 @@ class Request:
     _generation: int
     _of: RequestClass
     _traffic: Traffic
+    _weight: int
 
     def __init__(
         self,
@@ -143,10 +144,10 @@ class Request:
             self._outer = None
             traffic.entered += 1
         mode = recorder.cpu_mode
-        measured = mode == "on" or (of.wants_cpu() and mode == "auto")
+        self._weight = of.cpu_weight() if mode == "auto" else int(mode == "on")
         # A frame that can be suspended, or another request of this thread, would add foreign CPU time.
         own = 1 if nested and outer is not None and outer.shares(traffic) else 0
-        self.cpu_known = measured and not caller.f_code.co_flags & _SUSPENDING and traffic.open == own
+        self.cpu_known = bool(self._weight) and not caller.f_code.co_flags & _SUSPENDING and traffic.open == own
         self._before = self._readings() if self.cpu_known else None
         self._start(recorder)
 
@@ -293,7 +294,7 @@ class Request:
         else:
             row = of.count_latency(wall_ns, self.vector)
             if cpu is not None:
-                of.count_cpu(cpu, wall_ns)
+                of.count_cpu(cpu, wall_ns, self._weight)
         self._retain(recorder, wall_ns, row, (cpu, switched, forced))
 
     def _retain(self, recorder: Recorder, wall_ns: int, row: int, cpu: tuple[int | None, int | None, int | None]) -> None:

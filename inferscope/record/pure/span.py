@@ -70,7 +70,7 @@ class Span:
     kind: ClassVar[str] = "with"
     """What hooks are told: `with`, `call`, or empty for those that hooks do not hear of."""
 
-    aux: ClassVar[int] = 0
+    aux: int = 0
     """Nothing besides the time; a property would be a call for each span of a retained request."""
 
     @classmethod
