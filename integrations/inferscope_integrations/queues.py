@@ -7,6 +7,7 @@ of its puts beside them. The loop's lag is measured from inside: a callback that
 from __future__ import annotations
 
 import asyncio
+import importlib
 import queue
 import time
 import weakref
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from inferscope.patching import Ledger, Patch
 
-__all__ = ["AsyncioIntegration", "QueueIntegration", "watch_queue"]
+__all__ = ["AsyncioIntegration", "QueueIntegration", "UvloopIntegration", "watch_queue"]
 
 _PERIOD_S: Final = 0.1
 _LAG: Final = "event_loop"
@@ -89,10 +90,7 @@ class QueueIntegration(Integration):
 
 
 class AsyncioIntegration(Integration):
-    """How late callbacks run, as `queue:event_loop`: ten readings a second on each running loop of asyncio's own.
-
-    Loops of other makers (uvloop) are C types that cannot be measured from here.
-    """
+    """How late callbacks run, as `queue:event_loop`: ten readings a second on each running loop of asyncio's own."""
 
     name: ClassVar[str] = "asyncio"
     serves: ClassVar[bool] = False  # every program imports it
@@ -100,21 +98,35 @@ class AsyncioIntegration(Integration):
 
     def patch(self, ledger: Ledger) -> None:
         """Replace `BaseEventLoop.run_forever`, through which every way to run a loop goes."""
+        ledger.replace(asyncio.BaseEventLoop, "run_forever", _running)
 
-        def make(original: Any, patch: Patch) -> Callable[..., Any]:
-            def run_forever(self: Any) -> Any:
-                if not patch.active:
-                    return original(self)
-                lag = _Lag(self, patch)
-                lag.wait()
-                try:
-                    return original(self)
-                finally:
-                    lag.end()
 
-            return run_forever
+class UvloopIntegration(Integration):
+    """The same on uvloop's loops, whose own `run_forever` is what each way to run one ends in."""
 
-        ledger.replace(asyncio.BaseEventLoop, "run_forever", make)
+    name: ClassVar[str] = "uvloop"
+    serves: ClassVar[bool] = False  # a client may use it, too
+    target: ClassVar[str] = "uvloop"
+    distribution: ClassVar[str] = "uvloop"
+    versions: ClassVar[tuple[tuple[int, ...], tuple[int, ...] | None]] = ((0, 19), None)
+
+    def patch(self, ledger: Ledger) -> None:
+        """Put `run_forever` on `uvloop.Loop`, the Python class over the loop that is C."""
+        ledger.replace(importlib.import_module("uvloop").Loop, "run_forever", _running)
+
+
+def _running(original: Any, patch: Patch) -> Callable[..., Any]:
+    def run_forever(self: Any) -> Any:
+        if not patch.active:
+            return original(self)
+        lag = _Lag(self, patch)
+        lag.wait()
+        try:
+            return original(self)
+        finally:
+            lag.end()
+
+    return run_forever
 
 
 class _Lag:

@@ -44,7 +44,7 @@ def main(port, batch):
     from inferscope.aggregate.window import decode
     from inferscope.types import ClassKey, Column
     core.default.begin_epoch()
-    api = Api(max_batch_size=batch, batch_timeout=0.1) if batch > 1 else Api()
+    api = Api(max_batch_size=batch, batch_timeout=2.0) if batch > 1 else Api()
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1)
     threading.Thread(target=server.run, kwargs=dict(port=port, api_server_worker_type="thread", generate_client_file=False,
                                                     log_level="error"), daemon=True).start()

@@ -76,8 +76,17 @@ def test_a_queue_that_reorders_is_refused(wrong: object) -> None:
         watch_queue("jobs", wrong)  # type: ignore[arg-type]
 
 
-def test_a_loop_that_is_blocked_shows_lag(seen, instrument) -> None:
-    instrument("asyncio")
+LOOPS = [None, pytest.param("uvloop", marks=pytest.mark.servers)]
+
+
+def new_loop(maker):
+    return asyncio.new_event_loop() if maker is None else pytest.importorskip(maker).new_event_loop()
+
+
+@pytest.mark.parametrize("maker", LOOPS)
+def test_a_loop_that_is_blocked_shows_lag(seen, instrument, maker) -> None:
+    loop = new_loop(maker)
+    instrument(*filter(None, ("asyncio", maker)))
 
     async def main() -> None:
         await asyncio.sleep(0.12)
@@ -85,7 +94,8 @@ def test_a_loop_that_is_blocked_shows_lag(seen, instrument) -> None:
         await asyncio.sleep(0.12)
 
     before = seen.series("queue").get("event_loop", 0)
-    asyncio.run(main())
+    loop.run_until_complete(main())
+    loop.close()
     assert seen.series("queue")["event_loop"] - before >= 2
     index = next(i for i, kind, labels, *_ in core.default.series() if kind == "queue" and labels[0] == "event_loop")
     from array import array
@@ -96,9 +106,10 @@ def test_a_loop_that_is_blocked_shows_lag(seen, instrument) -> None:
     assert total[1] > 0.1e9 or max(total) > 0.1e9
 
 
-def test_a_loop_ends_as_it_does_without_us(instrument) -> None:
-    instrument("asyncio")
-    loop = asyncio.new_event_loop()
+@pytest.mark.parametrize("maker", LOOPS)
+def test_a_loop_ends_as_it_does_without_us(instrument, maker) -> None:
+    loop = new_loop(maker)
+    instrument(*filter(None, ("asyncio", maker)))
     assert loop.run_until_complete(asyncio.sleep(0, "value")) == "value"
     loop.close()
     with pytest.raises(RuntimeError, match="closed"):
