@@ -185,7 +185,7 @@ def slowed_clocks(service):
             factor[0], state["clock"], state["reasons"] = 1.0, 1980, 0
 
     def forward(arrival):
-        card.sim.kernel(factor[0] * (5.0 if arrival.draw.random() < 0.3 else 1.0), "ampere_fp16_s16816gemm")
+        card.sim.kernel(factor[0] * (5.0 if arrival.draw.random() < 0.36 else 1.0), "ampere_fp16_s16816gemm")
         card.torch.accelerator.synchronize()
 
     service.neighbours.append(("heat", heat))

@@ -135,9 +135,9 @@ def recompiled_shapes(service):
 @plant("BATCH_TIMEOUT", where="queue:batch")
 def batch_timeout(service):
     """Now and then traffic is too thin to fill a batch, and requests wait for its timer."""
-    service.workers, service.objective_ms = 16, 30.0
-    service.rate_at = lambda since: 16.0 if int(since * 4) % 2 == 0 else 150.0
-    batcher = Batcher(service, 2, 38.0, lambda _: None)
+    service.workers, service.objective_ms = 16, 36.0
+    service.rate_at = lambda since: 18.0 if int(since * 4) % 2 == 0 else 150.0
+    batcher = Batcher(service, 2, 42.0, lambda _: None)
     ordinary(service, forward=batcher.wait)
 
 
@@ -191,11 +191,11 @@ def errors_and_retries(service):
 @plant("H2D_SYNC_PAGEABLE", "LOCK_CONTENTION")
 def copies_and_lock(service):
     lane = Lane()
-    service.neighbours.append(("table-refresh", now_and_then(lambda draw: lane.move(draw.uniform(45, 60)), 0.2, 0.3)))
+    service.neighbours.append(("table-refresh", now_and_then(lambda draw: lane.move(draw.uniform(45, 55)), 0.17, 0.25)))
     ordinary(
         service,
         preprocess=lambda _: lane.copy(0.3, 1 << 16, pageable=True, site="upload (serve.py:31)"),
-        rules=Rules(service, lambda draw: work(draw.uniform(38, 48)), (0.2, 0.3)).apply,
+        rules=Rules(service, lambda draw: work(draw.uniform(36, 44)), (0.17, 0.25)).apply,
     )
 
 

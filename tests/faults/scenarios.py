@@ -22,7 +22,7 @@ from harness import Service
 from planted import SCENARIOS
 from serving import Parent, serve
 
-SECONDS = 10.3
+SECONDS = 10.2
 """Of a run: a cause is named from ten seconds with slow requests up, and forty services five times are to fit in forty minutes."""
 EPISODES, OF_S, CPU, MINUTES, RUNS = 60, 15.0, 0.40, 40.0, 5
 """What a service is to yield, in how many seconds, with how much of a CPU; and how long all of them may take, each so many times."""

@@ -62,7 +62,7 @@ class Card:
         ]
 
     def evidence(self, begin, end):
-        time.sleep(0.4)  # what devices finished last is read and settled
+        time.sleep(0.25)  # what devices finished last is read and settled
         self.room.harvest()
         return self.room.evidence(begin, end)
 

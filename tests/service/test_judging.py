@@ -7,6 +7,7 @@ import pytest
 from inferscope import pod
 from inferscope.aggregate import Aggregator
 from inferscope.capture.incident import CAPTURE_S
+from inferscope.clock import now_ns
 from inferscope.detect import SLO, Counts
 from inferscope.detect.fleet import HostBudget
 from inferscope.errors import CaptureRefusedError
@@ -172,3 +173,24 @@ def test_a_capture_on_demand_takes_its_turn_too(workers, tmp_path):
     other.release()
     worker.judging.permit(S)
     worker.judging.permit(2 * S)
+
+
+def test_an_objective_burns_while_the_last_seconds_hold_more_bad_requests_than_it_allows(workers):
+    (worker,) = workers(1, slo=(SLO("score", p99_ms=20),))
+    worker.recorder.set_edges("score", (20 * MS,))
+
+    def slow(number):
+        for _ in range(number):
+            with worker.recorder.request("score", started_ns=now_ns() - 50 * MS):
+                pass
+
+    worker.second(1, requests=100)
+    slow(2)
+    worker.second(2)
+    assert not worker.judging.burning, "two bad requests are no fire"
+    slow(1)
+    worker.second(3)
+    assert worker.judging.burning
+    for number in range(4, 14):
+        worker.second(number, requests=10)
+    assert not worker.judging.burning

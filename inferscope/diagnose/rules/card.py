@@ -113,10 +113,10 @@ def device_queue(context: Context) -> Iterable[Finding]:
     waited, usual = (median(values) if values else 0.0 for values in (slow, ordinary))
     if own is None and waited - usual < _EXPLAINS * (share.tail_ms - share.body_ms):
         return
-    had = turns(context, kept[True])
+    had = turns(context, kept[True], kept[False])
     foreign = own is None or (had is not None and had.foreign)
     texts = Texts(
-        where=f"device queue, {'foreign work' if foreign else f'behind {had.longest}' if had is not None and had.longest else 'own work'}",
+        where=f"device queue, {'foreign work' if foreign else f'behind {had.behind}' if had is not None and had.behind else 'own work'}",
         claim=f"Slow requests' work stands {waited if own is None else own.tail_ms:.1f} ms in the device's queue before its turn, behind {_whose(own, had)}.",
         refute_by="Give one replica a card of its own: if the wait in the queue stays, it is this process's own work that fills it.",
         fix=(
@@ -133,12 +133,8 @@ def device_queue(context: Context) -> Iterable[Finding]:
         Evidence("wait in the device's queue, ordinary requests, median", round(usual, 3) if ordinary else "n/a", "ms" if ordinary else ""),
         Evidence("slow requests timed on the device", len(slow), "requests"),
     ]
-    if had is not None and had.waited:
-        evidence.append(
-            Evidence(
-                "of their waiting, in or behind own work of over twice its usual time", round(100 * had.stretched / had.waited, 1), "%"
-            )
-        )
+    if had is not None:
+        evidence.append(Evidence("slow requests, no larger than others, whose work lasted long alone on the device", had.alone, "requests"))
     if context.horizon.device_busy is not None:
         evidence.append(Evidence("device busy, from its driver", round(100 * context.horizon.device_busy, 1), "%"))
     yield of_share(context, share, "GPU_QUEUE_CONTENTION", "scheduling", texts, evidence)
@@ -151,8 +147,8 @@ def _whose(own: Share | None, had: Turns | None) -> str:
     if had is None:
         return "other requests of this process"
     if had.foreign:
-        return "somebody else's: copies and kernels of this process alike take many times their usual time on the device"
-    return f"other requests of this process, mostly {had.longest}" if had.longest else "other requests of this process"
+        return "somebody else's: work of requests no larger than others lasts many times its usual time while no other request of this process has the device"
+    return f"other requests of this process, mostly {had.behind}" if had.behind else "other requests of this process"
 
 
 def _share(context: Context, also: Sequence[str] = ()) -> Share | None:

@@ -1,8 +1,7 @@
 """Who had the device while slow requests' work stood in its queue: this process's own work, or somebody else's.
 
-A card that another process uses too gives our work its turn and then takes long over it: spans of several kinds, copies and kernels alike, last
-many times what they usually do, and what stands behind them waits for our own request by its place in the queue but for the neighbour in truth.
-Heavy work of our own stretches one kind only.
+A card that another process uses gives our work its turn and then takes long over it: work of a request that is no larger than others lasts many times
+what it usually does, while no other request of ours has the device. Work whose request is larger, or behind which another one stands, is our own.
 """
 
 from __future__ import annotations
@@ -22,55 +21,62 @@ __all__ = ["Turns", "turns"]
 _FEW: Final = 10
 _TIMES: Final = 2.0
 """A span this many times as long as the median of its name is stretched."""
-_MOST: Final = 0.4
-_ALIKE: Final = 0.15
-"""Part of the stretched time that has to lie in other kinds of work than the first: then no one of them is what is heavy."""
+_PART: Final = 0.25
+"""Of the threshold, from which stretched work counts."""
+_SEEN: Final = 0.10
+"""Of the slow requests that have to show it."""
+_LARGER: Final = 1.5
+_LARGE: Final = 0.90
 
 
 class Turns(NamedTuple):
-    """What slow requests' work waited for on the device; ms summed over those requests."""
+    """What slow requests' work waited for on the device; numbers of slow requests."""
 
-    waited: float
-    """In the queue, and in their own work beyond its usual length."""
-    stretched: float
-    """Part of it behind or in work of this process that took far longer than usual."""
-    longest: str
-    """The work of this process that had the device most of that time; empty when none had."""
-    foreign: bool
-    """Whether several kinds of this process's work were stretched alike."""
+    alone: int
+    """Their own work lasted long with no other request on the device, although they are no larger than others."""
+    heavy: int
+    """The same, and they are larger or nobody knows their size."""
+    behind: str
+    """The work of other requests that had the device most of the time that slow ones stood in the queue; empty when none had."""
     requests: int
 
+    @property
+    def foreign(self) -> bool:
+        """Whether somebody else's work is seen."""
+        return self.alone > self.heavy and self.alone >= max(3, _SEEN * self.requests)
 
-def turns(context: Context, slow: Sequence[HostRequest]) -> Turns | None:
+
+def turns(context: Context, slow: Sequence[HostRequest], ordinary: Sequence[HostRequest]) -> Turns | None:
     """Look at who had the device; None when too few slow requests were timed there."""
     spans = context.horizon.device.spans
-    timed = [(r.slot, r.id) for r in slow if (r.slot, r.id) in spans]
+    timed = {(r.slot, r.id): r for r in slow if (r.slot, r.id) in spans}
     if len(timed) < _FEW:
         return None
-    usual, by_slot = _usual(spans), _by_slot(spans)
-    waited = 0.0
-    stretched: dict[str, float] = {}
+    usual, by_slot, least = _usual(spans), _by_slot(spans), _PART * context.threshold_ns
+    sizes = sorted(r.size for r in ordinary if r.size is not None)
+    large = _LARGER * sizes[int(_LARGE * (len(sizes) - 1))] if sizes else None
+    found = [0, 0]
     had: dict[str, float] = {}
-    for key in timed:
+    for key, request in timed.items():
         own = spans[key]
-        for span in own:
-            surplus = span.exec_ns - usual[span.name]
-            if span.exec_ns >= _TIMES * usual[span.name]:
-                waited += surplus
-                stretched[span.name] = stretched.get(span.name, 0.0) + surplus
-        first, last = own[0].issue_ns, max(span.start_ns for span in own)
-        for owner, other in by_slot[key[0]]:
-            if owner == key or other.start_ns + other.exec_ns <= first or other.start_ns >= last:
-                continue
-            overlap = sum(_both(other, span.issue_ns, span.start_ns) for span in own)
-            had[other.name] = had.get(other.name, 0.0) + overlap
-            if other.exec_ns >= _TIMES * usual[other.name]:
-                stretched[other.name] = stretched.get(other.name, 0.0) + min(overlap, other.exec_ns - usual[other.name])
-        waited += sum(span.queue_ns for span in own)
-    total = sum(stretched.values())
-    alike = total > 0 and 1.0 - max(stretched.values()) / total >= _ALIKE
-    longest = max(had, key=lambda name: had[name], default="")
-    return Turns(waited / 1e6, total / 1e6, longest, alike and total >= _MOST * waited > 0, len(timed))
+        end = max(span.start_ns + span.exec_ns for span in own)
+        beside = [o for owner, o in by_slot[key[0]] if owner != key and o.start_ns < end and o.start_ns + o.exec_ns > own[0].issue_ns]
+        for other in beside:
+            had[other.name] = had.get(other.name, 0.0) + sum(_both(other, span.issue_ns, span.start_ns) for span in own)
+        if any(_surplus(span, usual) >= least and not _explained(span, _surplus(span, usual), beside) for span in own):
+            found[large is None or request.size is None or request.size > large] += 1
+    behind = max(had, key=lambda name: had[name], default="")
+    return Turns(found[0], found[1], behind if had.get(behind) else "", len(timed))
+
+
+def _explained(span: DeviceSpan, surplus: float, beside: Sequence[DeviceSpan]) -> bool:
+    """Whether another request's work lies within a span for half of its surplus: launched between its marks, or taking turns with it."""
+    return any(_both(other, span.start_ns, span.start_ns + span.exec_ns) >= 0.5 * surplus for other in beside)
+
+
+def _surplus(span: DeviceSpan, usual: Mapping[str, float]) -> float:
+    """Time beyond what its kind of work usually takes, when that is a multiple of it."""
+    return span.exec_ns - usual[span.name] if span.exec_ns >= _TIMES * usual[span.name] else 0.0
 
 
 def _usual(spans: Mapping[tuple[int, int], tuple[DeviceSpan, ...]]) -> dict[str, float]:
