@@ -172,6 +172,20 @@ def test_series_and_classes_run_out_into_other(timed, clock, reader):
     assert timed.counters()["series_overflow"] == 88 + 7
 
 
+def test_attributes_with_too_many_values_fold_into_other(timed, clock, reader):
+    """`cls` given a tenant's id instead of its tier."""
+    for _ in range(2):
+        for tenant in range(100):
+            with timed.request("score", model="ranker", cls=f"tenant {tenant}"):
+                clock.tick(tenant + 1)
+    classes = timed.classes()
+    assert [row[1:4] for row in classes] == [*(("score", "ranker", f"tenant {n}") for n in range(63)), ("other", None, None)]
+    assert [reader(timed).classed(index)["count"] for index in range(64)] == [2] * 63 + [74]
+    assert sum(reader(timed).classed(index)["wall_ns"] for index in range(64)) == 100 * 101
+    assert reader(timed).counts("request", "other", "", "")[1:3] == (74, 2 * sum(range(64, 101)))
+    assert timed.counters()["series_overflow"] == 74, "each request that was folded, not each name"
+
+
 def test_long_names_are_cut(timed):
     with timed.request("r" * 500), timed.stage("s" * 500):
         pass
