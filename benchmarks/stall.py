@@ -41,6 +41,7 @@ RATE = 5000
 CLASSES, SERIES, STAGES_A_REQUEST = 4, 64, 4
 LIMIT_MS = 0.5
 NOTED_MS = 0.2
+TRIES = 6
 
 RECEIVER = """
 import sys
@@ -310,8 +311,12 @@ def measure(rounds: int, seconds: float) -> tuple[list[Row], dict[str, Any]]:
             for kind in order:
                 runtime.working, model.working = kind == "working", kind == "model"
                 load.serve(1.2 if kind == "working" else 0.3)  # what the others left is taken up outside the window
-                before = runtime.ticks, runtime.exports, time.process_time() - time.thread_time()
-                windows[kind].append(load.serve(seconds, noting=kind == "working"))
+                for _ in range(TRIES):  # on a machine so busy that our thread got no turn a window says nothing: it is taken again
+                    before = runtime.ticks, runtime.exports, time.process_time() - time.thread_time()
+                    window = load.serve(seconds, noting=kind == "working")
+                    if kind != "working" or runtime.ticks > before[0]:
+                        break
+                windows[kind].append(window)
                 if kind == "working":
                     ticks += runtime.ticks - before[0]
                     exports += runtime.exports - before[1]
