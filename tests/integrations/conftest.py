@@ -72,6 +72,12 @@ def _load_servers():
 servers = _load_servers()
 
 
+@pytest.fixture(scope="session")
+def counterparts():
+    """The module `benchmarks/_servers.py`."""
+    return servers
+
+
 class Collector:
     """Takes OTLP/JSON over HTTP, as Triton sends it; `spans()` are the resource spans' spans, ids in hex."""
 
