@@ -48,7 +48,10 @@ class Exemplars:
             for record in records:
                 if record.profiled:
                     continue
-                held = self._held.setdefault((record.key.request, record.key.model or "", record.key.cls or ""), _Held())
+                labels = record.key.request, record.key.model or "", record.key.cls or ""
+                held = self._held.get(labels)
+                if held is None:  # `setdefault` would make one for each record, and bring collections on
+                    held = self._held[labels] = _Held()
                 item = (record.wall_ns, record.id, record)
                 if len(held.slowest) < SLOWEST:
                     heapq.heappush(held.slowest, item)
