@@ -4,7 +4,8 @@
  * fold.c (exclusive vector), bands.c (what finish keeps), settle.c (what comes later), recorder.c and reader.c (the Python face).
  *
  * Threads: every function runs under the GIL. Nothing here gives it up except a call into Python (hooks, test clocks, wrapped
- * functions and locks), so a Frame list or a counter is never seen half written. The module does not claim free-threading support.
+ * functions and locks), so a Frame list or a counter is never seen half written. The module does not claim free-threading support: what
+ * is counted in series would be right without the GIL (COUNTS_ATOMIC), a request's frames and a class's sums would not.
  */
 #ifndef INFERSCOPE_CORE_H
 #define INFERSCOPE_CORE_H
@@ -324,12 +325,28 @@ static inline uint32_t thread_id(void) {
     return LIKELY(tid != 0) ? tid : thread_id_slow();
 }
 
+/* Counts are added to and read by threads at once where nothing else keeps them apart; tests/native/counts.c tries both ways. */
+#ifndef COUNTS_ATOMIC
+#ifdef Py_GIL_DISABLED
+#define COUNTS_ATOMIC 1
+#else
+#define COUNTS_ATOMIC 0
+#endif
+#endif
+#if COUNTS_ATOMIC
+#define COUNT_ADD(place, n) (void)__atomic_fetch_add(&(place), n, __ATOMIC_RELAXED)
+#define COUNT_READ(place) __atomic_load_n(&(place), __ATOMIC_RELAXED)
+#else
+#define COUNT_ADD(place, n) (void)((place) += (n))
+#define COUNT_READ(place) (place)
+#endif
+
 /* histogram.c */
 Series *series_new(PyObject *kind, PyObject *labels, int digits, int64_t lowest);
 void series_free(Series *s);
 SLOW_PATH void series_clamped(Series *s, int64_t v);
 void series_record3(Series *s, int64_t v);
-int64_t series_count_of(const Series *s);
+int64_t series_read(const Series *s, void *counts);
 
 /* 2 digits, lowest 1 ns: 128 steps an octave above 256 ns; unsigned comparison catches negatives too. */
 static inline void series_record2(Series *s, int64_t v) {
@@ -338,8 +355,8 @@ static inline void series_record2(Series *s, int64_t v) {
         return;
     }
     int b = 56 - __builtin_clzll((uint64_t)v | 255);
-    s->counts[(b << 7) + (v >> b)]++;
-    s->sum += v;
+    COUNT_ADD(s->counts[(b << 7) + (v >> b)], 1);
+    COUNT_ADD(s->sum, v);
 }
 
 /* registry.c */

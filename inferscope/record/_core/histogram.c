@@ -40,14 +40,14 @@ static inline int index3(int64_t v) {
 void series_clamped(Series *s, int64_t v) {
     int64_t kept = v < 0 ? 0 : HIGHEST_NS;
     if (v > 0) {
-        s->clamped++;
-        s->sum += v;
+        COUNT_ADD(s->clamped, 1);
+        COUNT_ADD(s->sum, v);
     }
     if (s->digits == 3) {
-        s->counts[index3(kept)]++;
+        COUNT_ADD(s->counts[index3(kept)], 1);
     } else {
         int b = 56 - __builtin_clzll((uint64_t)kept | 255);
-        s->counts[(b << 7) + (kept >> b)]++;
+        COUNT_ADD(s->counts[(b << 7) + (kept >> b)], 1);
     }
 }
 
@@ -56,14 +56,18 @@ void series_record3(Series *s, int64_t v) {
         series_clamped(s, v);
         return;
     }
-    s->counts[index3(v)]++;
-    s->sum += v;
+    COUNT_ADD(s->counts[index3(v)], 1);
+    COUNT_ADD(s->sum, v);
 }
 
-/* The number of values is not kept beside the counts: one store less a record, a few microseconds a read. */
-int64_t series_count_of(const Series *s) {
+/* Copies the counts to a buffer, maybe unaligned, and returns the number of values. That is not kept beside the counts: one store less a
+ * record, a few microseconds a read. */
+int64_t series_read(const Series *s, void *counts) {
     int64_t n = 0;
-    for (int i = 0; i < s->counts_len; i++)
-        n += s->counts[i];
+    for (int i = 0; i < s->counts_len; i++) {
+        int64_t count = COUNT_READ(s->counts[i]);
+        memcpy((char *)counts + (size_t)i * sizeof count, &count, sizeof count);
+        n += count;
+    }
     return n;
 }

@@ -176,7 +176,7 @@ static void acquired_at_once(Lock *l) {
         return;
     }
     if (l->def->series != NULL)
-        l->def->series->counts[0]++;
+        COUNT_ADD(l->def->series->counts[0], 1);
     if (LIKELY(l->rec->lock_holds))
         hold_begin(l, 0, 0, -1);
 }

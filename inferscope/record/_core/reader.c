@@ -49,8 +49,7 @@ static PyObject *reader_read_counts(PyObject *self, PyObject *const *args, Py_ss
         PyBuffer_Release(&view);
         return PyErr_Format(PyExc_ValueError, "series %ld needs a buffer of %d int64", i, s->counts_len);
     }
-    memcpy(view.buf, s->counts, (size_t)s->counts_len * sizeof(int64_t));
-    int64_t count = series_count_of(s), sum = s->sum, clamped = s->clamped;
+    int64_t count = series_read(s, view.buf), sum = COUNT_READ(s->sum), clamped = COUNT_READ(s->clamped);
     PyBuffer_Release(&view);
     return Py_BuildValue("(LLL)", (long long)count, (long long)sum, (long long)clamped);
 }
@@ -170,7 +169,7 @@ static PyObject *reader_counters(PyObject *self, PyObject *unused) {
     int64_t clamped = 0;
     (void)unused;
     for (int i = 0; i < rec->series_count; i++)
-        clamped += rec->series[i]->clamped;
+        clamped += COUNT_READ(rec->series[i]->clamped);
     return Py_BuildValue("{sL sL sL sL sL sL sL sL sL sL sL}", "late_spans", (long long)rec->late_spans, "truncated", (long long)rec->truncated,
                          "column_overflow", (long long)rec->column_overflow, "series_overflow", (long long)rec->series_overflow, "clamped",
                          (long long)clamped, "retained_dropped", (long long)rec->retained_dropped, "hook_errors",
