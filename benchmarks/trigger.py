@@ -197,9 +197,8 @@ def fleet_breaks(job):
 def herd(pool, kind, *, quick):
     found = list(pool.map(fleet_breaks, [(kind, seed) for seed in range(4 if quick else 40)]))
     worst, first = [each[0] for each in found], [each[1] for each in found]
-    share, middle = float(np.mean(worst)), float(np.median(first))
+    share, middle = max(worst), float(np.median(first))
     runs = len(found)
-    kept = sum(each <= 0.005 for each in worst)
     yield harness.row(
         f"fleet of {REPLICAS} that breaks at once: capturing at the worst moment",
         100 * share,
@@ -207,8 +206,8 @@ def herd(pool, kind, *, quick):
         "<= 0.5",
         holds=share <= 0.005,
         runs=runs,
-        largest=100 * max(worst),
-        note=f"mean of {runs} faults; at most 0.5 % in {kept} of them, largest {100 * max(worst):.1f} %: lots are independent",
+        mean=100 * float(np.mean(worst)),
+        note=f"largest of {runs} faults, mean {100 * float(np.mean(worst)):.2f} %",
     )
     yield harness.row(
         f"fleet of {REPLICAS} that breaks at once: first capture",

@@ -1,8 +1,10 @@
 """Who of a fleet captures, when all of it breaks at once, and how many may capture on one host.
 
-A fault hits every replica in the same minute. Each of N decides for itself, by lot: with probability 4/N it captures, after a delay of up
-to six seconds; whoever was not drawn is drawn again while the incident lasts, in rounds that double. Four of a thousand are enough to name
-the cause; all thousand would be an outage of their own. On one host a lock file lets one process capture at a time, and so many an hour.
+A fault hits every replica in the same minute. Each of N decides for itself, by lot: four of a thousand are enough to name the cause, all
+thousand would be an outage of their own. The four come in four rounds: lots are independent, so that a round that wants four at once gets
+eight now and then (Poisson: more than five in 21 % of faults), one that wants one gets more than five in 0.06 %. In a round a replica is
+drawn with probability 1/N and captures after a delay of up to four seconds; whoever was not drawn is drawn again while the incident lasts,
+after the fourth round in rounds that double. On one host a lock file lets one process capture at a time, and so many an hour.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HostBudget", "SelfSelection"]
 
-WANTED: Final = 4.0
-"""Replicas that shall capture."""
-JITTER_S: Final = 6.0
+WANTED: Final = 4
+"""Replicas that shall capture, one a round on average."""
+JITTER_S: Final = 4.0
 ROUND_S: Final = 45.0
-"""Until the second draw: longer than a capture lasts, so that the rounds do not add up."""
+"""Between draws: longer than a capture and its delay last, so that the rounds do not add up."""
 _LONGEST_ROUND_S: Final = 1440.0
 _HOUR_NS: Final = 3600 * NS_PER_S
 
@@ -41,6 +43,7 @@ class _Pending:
     """When the capture begins; None while it was not drawn."""
     redraw_ns: int
     round_s: float
+    rounds: int = 0
 
 
 class SelfSelection:
@@ -52,8 +55,8 @@ class SelfSelection:
     """
 
     def __init__(self, fleet_size: int = 1, uniform: Callable[[], float] = random.random) -> None:
-        self.probability = min(1.0, WANTED / max(fleet_size, 1))
-        """Of being drawn."""
+        self.probability = 1.0 if fleet_size <= WANTED else 1.0 / fleet_size
+        """Of being drawn in one round."""
         self.offered = self.drawn = 0
         self._uniform = uniform
         self._pending: dict[str, _Pending] = {}
@@ -72,7 +75,9 @@ class SelfSelection:
 
     def _draw(self, pending: _Pending, now_ns: int) -> None:
         pending.redraw_ns = now_ns + int(pending.round_s * NS_PER_S)
-        pending.round_s = min(2.0 * pending.round_s, _LONGEST_ROUND_S)
+        pending.rounds += 1
+        if pending.rounds >= WANTED:
+            pending.round_s = min(2.0 * pending.round_s, _LONGEST_ROUND_S)
         if self.probability >= 1.0:
             pending.due_ns = now_ns
         elif self._uniform() < self.probability:

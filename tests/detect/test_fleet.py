@@ -31,35 +31,36 @@ def test_alone_it_captures_at_once():
         assert selection.take(7 * S) is None
 
 
-def test_of_many_about_four_capture_and_spread():
-    rng, one = random.Random(5), breach()
+def test_of_many_about_four_capture_one_round_after_another():
+    rng, one = random.Random(6), breach()
     fleets = []
     for _ in range(20):
         begun = []
         for _ in range(1000):
             selection = SelfSelection(1000, rng.random)
             selection.offer(one, 0)
-            begun += [
-                second
-                for second in (next((s for s in range(12) if selection.drawn and selection.take(s * S)), None),)
-                if second is not None
-            ]
+            for at in range(4):
+                when = int((at * ROUND_S + JITTER_S) * S)
+                if selection.take(int(at * ROUND_S * S)) or selection.take(when):
+                    begun.append(at)
+                    break
         fleets.append(begun)
     assert sum(map(len, fleets)) / 20 == pytest.approx(4, abs=1)
-    assert max(second for begun in fleets for second in begun) <= JITTER_S
-    assert len({second for begun in fleets for second in begun}) > 5
+    assert {at for begun in fleets for at in begun} == {0, 1, 2, 3}
+    assert max(begun.count(at) for begun in fleets for at in range(4)) <= 5, "0.5 % of the fleet"
 
 
 def test_whoever_was_not_drawn_is_drawn_again_more_and_more_rarely():
-    lots = iter([0.9, 0.9, 0.001, 0.5])
+    lots = iter([0.9, 0.9, 0.9, 0.9, 0.9, 0.001, 0.5])
     selection = SelfSelection(100, lambda: next(lots))
     one = breach()
     selection.offer(one, 0)
     assert selection.take(int((ROUND_S - 1) * S)) is None
-    assert selection.take(int(ROUND_S * S)) is None  # drawn and not chosen
-    assert selection.take(int(2.5 * ROUND_S * S)) is None
-    assert selection.take(int(3 * ROUND_S * S)) is None  # chosen, in five seconds
-    assert selection.take(int((3 * ROUND_S + 5) * S)) is one
+    for at in (1, 2, 3, 4, 5):
+        assert selection.take(int(at * ROUND_S * S)) is None  # drawn and not chosen, four times; then the rounds grow
+    assert selection.take(int(6 * ROUND_S * S)) is None  # chosen, in two seconds
+    assert selection.take(int((6 * ROUND_S + 1) * S)) is None
+    assert selection.take(int((6 * ROUND_S + 2) * S)) is one
     assert (selection.offered, selection.drawn) == (1, 1)
 
 
