@@ -108,6 +108,8 @@ class Ranges:
             elif thread == threading.get_ident():
                 self._domain.pop_range()
             break
+        if not open_:  # also what was done for a batch, of whose end nobody hears
+            self._open.pop(request.id, None)
 
     def on_finish(self, request: Any, _wall_ns: int) -> None:
         """The request is over: nothing of it stays open."""

@@ -58,6 +58,8 @@ class Batch:
             self._around = recorder.current()
             self._carrier = carrier = recorder.carrier(self._name)
             carrier.__enter__()
+            # Work for a request whose spans hooks hear of is heard of too: NVTX ranges do not end where a batcher takes over.
+            carrier.wanted = any(getattr(each, "wanted", False) for each in (*self._requests, self._around))
             start: int = carrier.start_ns
             for request, queued in zip(self._requests, self._queued, strict=False):
                 idle = recorder.idle_since(request)

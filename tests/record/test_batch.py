@@ -233,6 +233,25 @@ def test_hooks_and_cpu_time_do_not_see_a_carrier(implementation):
     assert row[10] is not None, "the work ran on the request's own thread: its CPU time is the request's"
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_hooks_hear_of_a_batch_when_one_of_its_requests_is_wanted(timed, wanted):
+    heard: list[tuple[str, str, str, bool]] = []
+    timed.set_hooks(
+        on_enter=lambda request, name, kind: heard.append(("enter", name, kind, request.wanted)),
+        on_exit=lambda request, name, kind: heard.append(("exit", name, kind, request.wanted)),
+        on_finish=lambda request, _wall: heard.append(("finish", request.name, "", request.wanted)),
+    )
+    with timed.request("score") as first:
+        pass
+    with timed.request("score") as second, timed.attach(None):
+        second.wanted = wanted
+        with Batch([first, second, None], "forward", None, timed), timed.stage("layers"):
+            pass
+        second.wanted = False
+    assert heard == [("enter", "layers", "with", True), ("exit", "layers", "with", True)] * wanted
+    assert timed.counters()["hook_errors"] == 0
+
+
 def test_a_carrier_may_serve_again(timed, clock):
     carrier = timed.carrier("work")
     with carrier:
