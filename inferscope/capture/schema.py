@@ -93,6 +93,7 @@ FIELDS: Final[tuple[Field, ...]] = (
     (_E, "series[].*", "name"),
     (_E, "locks[].lock", "name"),
     (_E, "locks[].stage", "name"),
+    (_E, "locks[].request", "name"),
     (_E, "locks[].site", "code"),
     (_E, "copies[].*", "code"),
     (_E, "gc[].*", "code"),
@@ -105,11 +106,17 @@ FIELDS: Final[tuple[Field, ...]] = (
     (_E, "host.requests[].error", "code"),
     (_E, "host.requests[].shape*", "shape"),
     (_E, "host.scheduling.reason", "text"),
-    (_E, "host.samples.reason", "text"),
-    (_E, "host.samples.threads[].name", "name"),
-    (_E, "host.samples.threads[].*", "measure"),
-    (_E, "host.samples.places[]", "code"),
-    (_E, "host.samples.sites[].site", "code"),
+    *(
+        (_E, f"host.{part}.{field}", kind)
+        for part in ("samples", "earlier_samples[]")
+        for field, kind in (
+            ("reason", "text"),
+            ("threads[].name", "name"),
+            ("threads[].*", "measure"),
+            ("places[]", "code"),
+            ("sites[].site", "code"),
+        )
+    ),
     (_E, "host.children[].*", "name"),
     (_E, "host.cgroup.*", "machine"),
     ("healthy-*.json", "*", "name"),
