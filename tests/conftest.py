@@ -91,9 +91,16 @@ def _accelerator() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What the tests marked gpu run on."""
+    parser.addoption("--device", choices=("cuda", "simulated"), default="cuda", help="what tests marked gpu run on")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs an accelerator where there is none; torch is loaded only when such a test was collected."""
     wanting = [item for item in items if item.get_closest_marker("gpu")]
+    if config.getoption("device") == "simulated":
+        wanting = [item for item in wanting if "card" not in getattr(item, "fixturenames", ())]
     if wanting and not _accelerator():
         for item in wanting:
             item.add_marker(pytest.mark.skip(reason="needs an accelerator"))

@@ -1,11 +1,13 @@
 """Device timing on a real card: what a span costs its caller, and how well its clock is aligned with the host's.
 
 The truth of a start comes from a kernel that the host sees end: an empty stream is given one event, and the host spins on its query; the event's instant
-lies within the spin's last step. Run it on an otherwise idle card.
+lies within the spin's last step. Run it on an otherwise idle card. `--device simulated` runs the same code on the simulated accelerator, to see that it
+works; its figures are of no card and go to no file of results.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
 import threading
@@ -21,6 +23,30 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 """A full run leaves `gpu-<card>.json` here, to be committed."""
 
 
+KIND = "cuda"
+"""The device type that is measured."""
+
+
+def here():
+    """The device that is measured."""
+    import torch
+
+    return torch.device(KIND, torch.accelerator.current_device_index())
+
+
+def captured(side):
+    """A graph, and the block that captures into it."""
+    import torch
+
+    if KIND == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        return torch.cuda.graph(graph, stream=side)
+    block = contextlib.ExitStack()
+    block.enter_context(side)
+    block.enter_context(torch.accelerator.Graph(capture_error_mode="global"))
+    return block
+
+
 def rooms():
     """A harvester of its own on the current card, warm."""
     import torch
@@ -29,10 +55,10 @@ def rooms():
     from inferscope.device.events import DeviceTimer
     from inferscope.device.harvest import Harvester
 
-    torch.ones(1, device="cuda")
+    torch.ones(1, device=here())
     timer = DeviceTimer(per_second=10**9)
     harvester = Harvester(timer, None, CaptureWatch())
-    channel = timer.channel(torch.device("cuda", torch.cuda.current_device()))
+    channel = timer.channel(here())
     harvester.start()
     for _ in range(60):
         started = channel.begin(None)
@@ -47,7 +73,7 @@ def cost(rounds: int) -> list[Row]:
     import torch
 
     channel, harvester = rooms()
-    ours, plain = pairs(channel, rounds, torch.cuda.synchronize)
+    ours, plain = pairs(channel, rounds, torch.accelerator.synchronize)
     harvester.after_fork()
     return [
         ratio(ours, plain),
@@ -62,8 +88,9 @@ def queries(rounds: int) -> list[Row]:
 
     from inferscope.device.backends import cuda_query
 
-    value = torch.randn(2048, 2048, device="cuda")
-    event = torch.Event("cuda", enable_timing=True)
+    side = 2048 if KIND == "cuda" else 16  # the simulator computes on the host
+    value = torch.randn(side, side, device=here())
+    event = torch.Event(here(), enable_timing=True)
     ask = cuda_query()
     found: dict[str, list[float]] = {"torch": [], "runtime": []}
     for _ in range(rounds):
@@ -77,7 +104,7 @@ def queries(rounds: int) -> list[Row]:
             for _ in range(10):
                 done(event)
             found[name].append((time.perf_counter_ns() - began) / 10)
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     rows = [row("query under load, torch", statistics.median(found["torch"]), "ns", "reported")]
     if ask is not None:
         rows.append(row("query under load, without the interpreter's lock", statistics.median(found["runtime"]), "ns", "reported"))
@@ -96,10 +123,14 @@ def captures(number: int) -> list[Row]:
     registry.instrument(["torch"])
     harvester = Harvester(timer, None)
     harvester.start()
-    net, value, side = torch.nn.Linear(256, 256).cuda(), torch.randn(64, 256, device="cuda"), torch.cuda.Stream()
-    with torch.cuda.stream(side):
+    net, value, side = (
+        torch.nn.Linear(256, 256).to(here()),
+        torch.randn(64, 256, device=here()),
+        torch.cuda.Stream() if KIND == "cuda" else torch.Stream(here()),
+    )
+    with side:
         net(value)
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     stop, killed = threading.Event(), 0
 
     def harvest() -> None:
@@ -110,9 +141,8 @@ def captures(number: int) -> list[Row]:
     thread.start()
     for _ in range(number):
         net(value)
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=side):
+            with captured(side):
                 net(value)
         except RuntimeError:
             killed += 1
@@ -131,8 +161,8 @@ def profiler_starts(spans: int) -> list[Row]:
     channel, harvester = rooms()
     seen = []
     harvester.sinks.append(seen.append)
-    value = torch.randn(512, 512, device="cuda")
-    torch.cuda.synchronize()
+    value = torch.randn(512, 512, device=here())
+    torch.accelerator.synchronize()
     harvester.run_once()
     seen.clear()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -140,7 +170,7 @@ def profiler_starts(spans: int) -> list[Row]:
             started = channel.begin(None)
             value.relu_()
             channel.end(started, "span")
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
             time.sleep(0.002)
             harvester.run_once()
     harvester.run_once()
@@ -162,7 +192,7 @@ def memory() -> list[Row]:
 
     from inferscope.device.monitor import identity_of, monitor_for
 
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = here()
     monitor, identity = monitor_for(device), identity_of(device)
     monitor.run_once()
     uuid = None if identity is None else monitor.find(identity)
@@ -174,7 +204,11 @@ def memory() -> list[Row]:
         return []
     return [
         row(
-            "driver's used memory at least what torch reserved", used - torch.cuda.memory_reserved(), "B", ">= 0", holds=used >= held.nbytes
+            "driver's used memory at least what torch reserved",
+            used - torch.accelerator.memory_reserved(),
+            "B",
+            ">= 0",
+            holds=used >= held.nbytes,
         )
     ]
 
@@ -187,9 +221,9 @@ def alignment(spans: int) -> list[Row]:
     seen, bounds = [], []
     harvester.sinks.append(seen.append)
     for _ in range(spans):
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
         started = channel.begin(None)
-        before = time.perf_counter_ns()
+        before = started[2]  # its issue: it may be done before the first question
         while True:
             asked = time.perf_counter_ns()
             if started[0].query():
@@ -200,7 +234,7 @@ def alignment(spans: int) -> list[Row]:
         bounds.append((before, after))
         time.sleep(0.01)
         harvester.run_once()
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     harvester.run_once()
     pairs = [(span, bound) for span, bound in zip(seen, bounds, strict=True) if span.start_ns is not None]
     outside = sorted(max(0, low - span.start_ns, span.start_ns - high) for span, (low, high) in pairs)
@@ -208,7 +242,7 @@ def alignment(spans: int) -> list[Row]:
     near = 100 * sum(error <= 15_000 for error in outside) / len(pairs)
     status = next(iter(harvester.status().values()))
     harvester.after_fork()
-    note = f"{len(pairs)} spans, median {statistics.median(outside) / 1e3:.1f} us, drift {status['drift_ppm']:.1f} ppm"
+    note = f"{len(pairs)} spans, median {statistics.median(outside) / 1e3:.1f} us, drift {'n/a' if status['drift_ppm'] is None else format(status['drift_ppm'], '.1f')} ppm"
     return [
         row("starts within 15 us of what the host saw", near, "%", ">= 99.6", holds=near >= 99.6, note=note),
         row("starts within their error bar", 100 * covered / len(pairs), "%", ">= 99", holds=covered >= 0.99 * len(pairs)),
@@ -216,10 +250,17 @@ def alignment(spans: int) -> list[Row]:
 
 
 def main() -> int:
-    asked = arguments(__doc__)
+    global KIND  # noqa: PLW0603  (one run measures one device)
+    asked = arguments(__doc__, lambda parser: parser.add_argument("--device", choices=("cuda", "simulated"), default="cuda"))
     import torch
 
-    if not torch.cuda.is_available():
+    simulated = asked.device == "simulated"
+    if simulated:
+        from inferscope.testing import accelerator
+
+        accelerator.load().operator_cost("aten::addmm", 50.0)
+        KIND = "sim"
+    elif not torch.cuda.is_available():
         print("torch sees no CUDA device: nothing was measured (benchmarks/device.py runs on the simulated accelerator)")
         return 0
     quick = asked.quick
@@ -228,9 +269,11 @@ def main() -> int:
         *queries(50 if quick else 500),
         *captures(50 if quick else 1000),
         *alignment(500 if quick else 3000),
-        *profiler_starts(100 if quick else 1000),
+        *([] if simulated else profiler_starts(100 if quick else 1000)),  # CUPTI's
         *memory(),
     ]
+    if simulated:
+        return finish(rows, asked.json, distributions=("torch",), device="simulated")
     card = torch.cuda.get_device_name()
     target = asked.json or (None if quick else RESULTS / f"gpu-{card.lower().replace(' ', '-')}.json")
     return finish(rows, target, distributions=("torch",), device=card)

@@ -1,7 +1,12 @@
-"""The device room on a real card: what the simulator can only claim."""
+"""The device room on a real card: what the simulator can only claim.
+
+`pytest tests/gpu --device simulated` runs the same code on the simulated accelerator, so that it is known to work before a card is at hand; what
+asks CUDA's own runtime, profiler or driver is skipped there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +18,7 @@ import time
 import pytest
 import torch
 
+from inferscope.copied import NON_BLOCKING
 from inferscope.device.backends import captures, cuda_query, relax_cuda_thread
 from inferscope.device.events import timer
 from inferscope.device.monitor import identity_of, monitor_for
@@ -25,7 +31,39 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def serving():
+def card(request) -> torch.device:
+    """What the tests run on."""
+    if request.config.getoption("device") != "simulated":
+        return torch.device("cuda", torch.cuda.current_device())
+    if request.node.get_closest_marker("cuda") is not None:
+        pytest.skip("asks CUDA itself")
+    from inferscope.testing import accelerator
+
+    sim = accelerator.load()
+    sim.reset()
+    sim.configure(pageable_gb_s=0.3)  # the simulator moves the bytes on the host, within every call
+    sim.operator_cost("aten::addmm", 300.0)
+    return torch.device("sim", 0)
+
+
+def captured(card, side):
+    """A graph, and the block that captures into it, in the mode that everybody's queries end."""
+    if card.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        return graph, torch.cuda.graph(graph, stream=side)
+    graph = torch.accelerator.Graph(capture_error_mode="global")
+    block = contextlib.ExitStack()
+    block.enter_context(side)
+    block.enter_context(graph)
+    return graph, block
+
+
+def stream_of(card):
+    return torch.cuda.Stream() if card.type == "cuda" else torch.Stream(card)
+
+
+@pytest.fixture
+def serving(card):
     registry = Registry()
     registry.instrument(["torch", "copies"])
     room = DeviceRoom(core.default)
@@ -35,6 +73,7 @@ def serving():
     yield room, spans
     room.stop()
     registry.uninstrument()
+    room.after_fork()  # drops the channels
     forget_copies()
 
 
@@ -47,15 +86,15 @@ def drain(room, spans, count: int, seconds: float = 10.0):
     return spans
 
 
-def test_execution_agrees_with_events_of_our_own(serving) -> None:
+def test_execution_agrees_with_events_of_our_own(serving, card) -> None:
     room, spans = serving
-    net = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).cuda()
-    value = torch.randn(2048, 2048, device="cuda")
+    net = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).to(card)
+    value = torch.randn(2048, 2048, device=card)
     net(value)
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     drain(room, spans, 1)
     spans.clear()
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first, last = (torch.Event(card, enable_timing=True) for _ in range(2))
     first.record()
     with core.default.request("predict"):
         net(value)
@@ -69,34 +108,34 @@ def test_execution_agrees_with_events_of_our_own(serving) -> None:
     assert span.error_ns < 100_000
 
 
-def test_a_pageable_copy_blocks_and_a_pinned_one_does_not(serving) -> None:
+def test_a_pageable_copy_blocks_and_a_pinned_one_does_not(serving, card) -> None:
     room, spans = serving
     pageable = torch.ones(1 << 24)
     pinned = pageable.pin_memory()
-    pageable.to("cuda")
-    torch.cuda.synchronize()
+    pageable.to(card)
+    torch.accelerator.synchronize()
     drain(room, spans, 1)
     spans.clear()
-    pageable.to("cuda", non_blocking=True)
-    pinned.to("cuda", non_blocking=True)
-    torch.cuda.synchronize()
+    pageable.to(card, non_blocking=True)
+    pinned.to(card, non_blocking=True)
+    torch.accelerator.synchronize()
     blocking, free = drain(room, spans, 2)
-    assert blocking.flags == SpanFlag.SYNC | SpanFlag.PAGEABLE
-    assert free.flags == 0
+    assert blocking.flags == SpanFlag.SYNC | SpanFlag.PAGEABLE | NON_BLOCKING  # asked not to, and it blocks
+    assert free.flags == NON_BLOCKING
     assert free.host_ns < blocking.host_ns
     assert free.exec_ns < blocking.exec_ns
     assert free.nbytes == 1 << 26
 
 
-def test_captures_survive_a_harvester_that_never_rests(serving) -> None:
+def test_captures_survive_a_harvester_that_never_rests(serving, card) -> None:
     room, _ = serving
-    net = torch.nn.Linear(256, 256).cuda()
-    value = torch.randn(64, 256, device="cuda")
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
+    net = torch.nn.Linear(256, 256).to(card)
+    value = torch.randn(64, 256, device=card)
+    side = stream_of(card)
+    with side:
         for _ in range(3):
             net(value)
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     stop = threading.Event()
 
     def harvest() -> None:
@@ -108,33 +147,38 @@ def test_captures_survive_a_harvester_that_never_rests(serving) -> None:
     try:
         for _ in range(50):
             net(value)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side):
+            graph, capturing = captured(card, side)
+            with capturing:
                 assert captures.open == 1
                 output = net(value)
             graph.replay()
     finally:
         stop.set()
         thread.join()
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     assert torch.isfinite(output).all()
-    channel = timer.channel(torch.device("cuda", torch.cuda.current_device()))
+    channel = timer.channel(card)
     assert channel.off == ""
     assert channel.counts().errors == 0
 
 
-def test_this_threads_capture_mode_can_be_relaxed() -> None:
-    torch.ones(1, device="cuda")
-    assert relax_cuda_thread()
+@pytest.mark.cuda
+def test_a_threads_capture_mode_can_be_relaxed(card) -> None:
+    torch.ones(1, device=card)
+    relaxed: list[bool] = []
+    thread = threading.Thread(target=lambda: relaxed.append(relax_cuda_thread()))  # its own mode, not that of the other tests
+    thread.start()
+    thread.join()
+    assert relaxed == [True]
 
 
-def test_the_driver_knows_the_card_that_torch_uses() -> None:
-    held = torch.ones(1 << 28, device="cuda")
+@pytest.mark.cuda
+def test_the_driver_knows_the_card_that_torch_uses(card) -> None:
+    held = torch.ones(1 << 28, device=card)
     pytest.importorskip("pynvml")
-    device = torch.device("cuda", torch.cuda.current_device())
-    monitor = monitor_for(device)
-    cards = {card.uuid: card for card in monitor.run_once()}
-    uuid = monitor.find(identity_of(device))
+    monitor = monitor_for(card)
+    cards = {each.uuid: each for each in monitor.run_once()}
+    uuid = monitor.find(identity_of(card))
     assert uuid in cards
     # The same figures as nvidia-smi's, which counts in MiB.
     asked = ["nvidia-smi", f"--id={uuid}", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
@@ -147,38 +191,40 @@ def test_the_driver_knows_the_card_that_torch_uses() -> None:
     monitor.close()
 
 
-def test_memory_by_stage_is_torchs_own_peak(serving) -> None:
+def test_memory_by_stage_is_torchs_own_peak(serving, card) -> None:
     room, spans = serving
     timer.memory.reset()
-    torch.cuda.reset_peak_memory_stats()
-    net = torch.nn.Linear(4096, 4096).cuda()
+    torch.accelerator.reset_peak_memory_stats()
+    net = torch.nn.Linear(4096, 4096).to(card)
     for rows in (16, 4096):
         with core.default.request("predict"):
-            net(torch.randn(rows, 4096, device="cuda"))
+            net(torch.randn(rows, 4096, device=card))
     drain(room, spans, 2)
     room.monitor()
     (row,) = [row for row in room.evidence(0, 2**62)["memory_by_stage"] if row["stage"] == "forward"]
-    assert row["peak_bytes"] == torch.cuda.max_memory_allocated()
+    assert row["peak_bytes"] == torch.accelerator.max_memory_allocated()
     assert row["batch"] == 4096
     assert row["largest_batch"] > 4096
 
 
-def test_a_question_without_the_interpreters_lock_has_torchs_answer() -> None:
+@pytest.mark.cuda
+def test_a_question_without_the_interpreters_lock_has_torchs_answer(card) -> None:
     ask = cuda_query()
     assert ask is not None
-    event = torch.Event("cuda", enable_timing=True)
+    event = torch.Event(card, enable_timing=True)
     torch.cuda._sleep(200_000_000)
     event.record()
     assert ask(event) is False
     assert event.query() is False
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     assert ask(event) is True
 
 
-def test_captures_of_a_compiled_model_survive(serving) -> None:
+@pytest.mark.cuda
+def test_captures_of_a_compiled_model_survive(serving, card) -> None:
     room, _ = serving
-    net = torch.compile(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()).cuda(), mode="reduce-overhead")
-    value = torch.randn(64, 256, device="cuda")
+    net = torch.compile(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()).to(card), mode="reduce-overhead")
+    value = torch.randn(64, 256, device=card)
     stop = threading.Event()
 
     def harvest() -> None:
@@ -191,29 +237,30 @@ def test_captures_of_a_compiled_model_survive(serving) -> None:
         with torch.inference_mode():
             for _ in range(10):  # the first calls compile, warm up and capture, the others replay
                 result = net(value)
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
         assert torch.isfinite(result).all()
     finally:
         stop.set()
         thread.join()
-    channel = timer.channel(torch.device("cuda", torch.cuda.current_device()))
+    channel = timer.channel(card)
     assert channel.off == ""
     assert channel.counts().errors == 0
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize(("pinned", "non_blocking"), [(False, False), (False, True), (True, False), (True, True)])
-def test_copies_are_what_the_profiler_says(serving, pinned, non_blocking) -> None:
+def test_copies_are_what_the_profiler_says(serving, card, pinned, non_blocking) -> None:
     room, spans = serving
     host = torch.ones(1 << 22)
     host = host.pin_memory() if pinned else host
-    host.to("cuda")
-    torch.cuda.synchronize()
+    host.to(card)
+    torch.accelerator.synchronize()
     drain(room, spans, 1)
     spans.clear()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        host.to("cuda", non_blocking=non_blocking)
-        torch.cuda.synchronize()
+        host.to(card, non_blocking=non_blocking)
+        torch.accelerator.synchronize()
     (span,) = drain(room, spans, 1)
     names = {event.name() for event in profile.profiler.kineto_results.events() if event.name().startswith("Memcpy HtoD")}
     assert len(names) == 1
@@ -222,7 +269,8 @@ def test_copies_are_what_the_profiler_says(serving, pinned, non_blocking) -> Non
     assert bool(span.flags & SpanFlag.SYNC) is not (pinned and non_blocking)
 
 
-def test_the_demo_on_the_card(tmp_path) -> None:
+@pytest.mark.cuda
+def test_the_demo_on_the_card(card, tmp_path) -> None:
     environ = {**os.environ, "INFERSCOPE_STATE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "inferscope", "demo", "--device", "cuda", "--variant", "slow", "--seconds", "40", "--json", "-"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=300)
