@@ -62,18 +62,9 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="inferscope-bench-") as folder:
         ask, answer, log, spool = (Path(folder, name) for name in ("ask.json", "answer.json", "log", "spool"))
         asked = {
-            "plan": asdict(plan),
-            "target": target,
-            "settings": settings,
-            "inputs": list(inputs),
-            "golden": golden,
-            "baseline": baseline,
-            "objective": objective,
-            "until": until,
-            "max_s": limit_s,
-            "trace": trace,
-            "spool": str(spool),
-        }
+            "plan": asdict(plan), "target": target, "settings": settings, "inputs": list(inputs), "golden": golden, "baseline": baseline,
+            "objective": objective, "until": until, "max_s": limit_s, "trace": trace, "spool": str(spool),
+        }  # fmt: skip
         ask.write_text(json.dumps(asked), "utf-8")
         command = [sys.executable, "-m", "inferscope.cli.target", str(ask), str(answer), str(Path(folder, "state"))]
         why = _run(command, log, limit_s + _START_S)
