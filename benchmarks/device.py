@@ -183,12 +183,7 @@ def alignment(seconds: float) -> list[Row]:
             made.harvester.run_once()
         SIM.advance_ms(10_000.0)
         made.harvester.run_once()
-        truth, reached = {}, 0
-        for op in SIM.operations():  # a span starts when its stream reaches the first event, right before the kernel
-            if op.stream == 0 and op.kind == "event":
-                reached = op.start_ns
-            elif op.kind == "kernel":
-                truth[op.name] = reached
+        truth = SIM.reached_ns()
         errors += [(abs(span.start_ns - truth[span.name]), span.error_ns) for span in made.spans if span.start_ns is not None]
         made.harvester.after_fork()
     near = 100 * sum(error <= 15_000 for error, _ in errors) / len(errors)

@@ -23,12 +23,7 @@ def errors_of(rooms, *, seconds: float, busy: float, seed: int = 1):
         rooms.harvester.run_once()
     sim.advance_ms(10_000.0)
     rooms.harvester.run_once()
-    truth, reached = {}, 0
-    for op in sim.operations():  # a span starts when its stream reaches the first event, right before the kernel
-        if op.stream == 0 and op.kind == "event":
-            reached = op.start_ns
-        elif op.kind == "kernel":
-            truth[op.name] = reached
+    truth = sim.reached_ns()
     return [(span.start_ns - truth[span.name], span.error_ns) for span in rooms.spans if span.start_ns is not None]
 
 

@@ -249,6 +249,17 @@ class Accelerator:
             )
         return found
 
+    def reached_ns(self, stream: int = 0) -> dict[str, int]:
+        """By kernel, when its stream reached the event that was recorded right before it: what a span's start is compared with; needs `log_events`."""
+        found: dict[str, int] = {}
+        reached = 0
+        for op in self.operations():
+            if op.stream == stream and op.kind == "event":
+                reached = op.start_ns
+            elif op.kind == "kernel":
+                found[op.name] = reached
+        return found
+
     def clear_log(self) -> None:
         """Forget what ran."""
         self._core.sim_log_clear()
