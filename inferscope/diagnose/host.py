@@ -143,7 +143,8 @@ def read_host(documents: Sequence[tuple[Mapping[str, Any], Sequence[int]]]) -> H
         offset, slot = int(document.get("unix_offset_ns") or 0), int(document.get("slot") or 0)
         requests += [_request(row, mapping, offset, slot) for row in host.get("requests") or ()]
         pauses += [Pause(slot, int(a) + offset, int(b) + offset, int(g), int(t)) for a, b, g, t in host.get("gc") or ()]
-        for samples in (*(host.get("earlier_samples") or ()), host.get("samples") or {}):
+        chapters: list[Mapping[str, Any]] = [*(host.get("earlier_samples") or ()), host.get("samples") or {}]
+        for samples in chapters:
             first, last = samples.get("from_ns"), samples.get("to_ns")
             reasons.update({str(samples["reason"]): None} if samples.get("reason") else {})
             if first is None or last is None:
