@@ -177,7 +177,7 @@ class Detector:
             return None
         if self.phase == "cooldown" and self._cooldown.over(now_ns):
             self._arm()
-        fired = self._severe.update(now_ns, since_ns, n, severe) if self.phase == "armed" else None
+        fired = self._severe.update(now_ns, since_ns, n, severe) if self.phase == "armed" and self.slo.severe else None
         tick = self._tick(now_ns, since_ns, n, k, errors)
         if tick is not None:
             fired = self._judge(*tick) or fired

@@ -49,6 +49,8 @@ class SLO:
         cls: Only requests of this class. Default None: all.
         size: Only requests whose `size` is at least the first number and below the second, None for no limit: `(0, 512)`, `(512, None)`; as
             text "0-512" or "512-". Estimated, see `counting.SizeFilter`. Default None: all.
+        severe: Also an incident, without waiting for ticks to fill, when within ten seconds so many requests take five times the threshold
+            that a share of 30 % of them is likelier than the allowed one; in three seconds at least. Default True.
         request: The request that is judged, when several objectives share one. Default None: `name`.
         until: "last_byte" (default): until the request ends, for a stream when its last byte was handed over. "first_byte": until the
             first one was, where an integration tells; without `model`, `cls`, `size` and `jitter_ms`.
@@ -73,6 +75,7 @@ class SLO:
     size: tuple[float | None, float | None] | None = None
     request: str | None = None
     until: str = "last_byte"
+    severe: bool = True
 
     def __post_init__(self) -> None:
         for key in ("name", "model", "cls", "request"):
@@ -105,6 +108,9 @@ class SLO:
             _check_number("max_gpu_mem", self.max_gpu_mem, 0.01, 1e15, "a fraction up to 1, such as 0.9, or bytes")
         if self.size is not None:
             object.__setattr__(self, "size", _size(self.size))
+        if not isinstance(self.severe, (bool, int, float)) or self.severe not in (0, 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError("severe", self.severe, "true or false, in text 1 or 0")
+        object.__setattr__(self, "severe", bool(self.severe))  # text gives 0.0
         if self.until not in {"last_byte", "first_byte"}:
             raise ConfigurationError("until", self.until, "'last_byte' or 'first_byte'")
         if self.until == "first_byte":

@@ -157,6 +157,8 @@ def test_severe_requests_need_no_full_tick():
     second, fired = found[0]
     assert (fired.trigger, second) == ("severe", 3)
     assert fired.requests == fired.exceeding == 6
+    without = armed(SLO("score", p99_ms=20, min_requests=1000, severe=False))
+    assert feed(without, [2] * 20, [2] * 20, severe=[2] * 20) == [], "it is an option"
     # three in ten seconds at 5000 a second are no breach of a P99
     assert feed(armed(slo), [5000] * 10, [1] * 10, severe=[1] * 10) == []
     # one hang answers everything in one second

@@ -113,3 +113,12 @@ def test_without_an_exact_edge_the_histogram_answers(window):
     severe = count(SLO("score", p99_ms=8), seen).severe
     assert severe == pytest.approx((wall > 40_000_000).sum(), abs=5)
     assert np.quantile(wall, 0.999) > 40_000_000
+
+
+def test_the_severe_floor_is_an_option():
+    assert SLO("score", p99_ms=20).severe
+    (one,) = check_objectives([{"name": "score", "p99_ms": 20.0, "severe": 0.0}])
+    assert one.severe is False
+    for wrong in ("no", 2, None, [0]):
+        with pytest.raises(ConfigurationError, match="severe"):
+            SLO("score", p99_ms=20, severe=wrong)
