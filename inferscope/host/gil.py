@@ -11,7 +11,6 @@ is left, the blocked time. The thread that had to give the interpreter up to the
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import struct
@@ -20,18 +19,21 @@ import threading
 from array import array
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.clock import now_ns
 from inferscope.host.chapters import Chapter, Held
+from inferscope.host.interpreter import runtime_range
 from inferscope.host.places import Places
 from inferscope.host.scheduling import Reader, Schedstat, ThreadTimes, parse
+from inferscope.pace import PAUSE_S, Pace
 from inferscope.record import core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["PERIOD_S", "STATES", "Sampler", "classify", "runtime_range"]
+__all__ = ["PERIOD_S", "STATES", "Sampler", "classify"]
 
 PERIOD_S: Final = 0.010
 STATES: Final = ("running", "gil", "lock", "sleep", "io", "log")
@@ -50,6 +52,8 @@ _LOGGING: Final[dict[tuple[str, str], Any]] = dict.fromkeys((("Handler.acquire",
 _MEET_NS: Final = 100_000_000
 """How often threads that began are looked for, and how long a wait for the interpreter that was seen speaks for what is not."""
 _FEW: Final = 3
+_HOLD_NS: Final = 150_000
+"""How long threads are read without a pause; what is concluded from it takes half as long again. A look at 16 busy threads is 0.7 ms."""
 _FORCED_NS: Final = 3_000_000
 """A sampler that is this late made a computing thread give the interpreter up (its switch interval is 5 ms)."""
 _CALLS: Final = {
@@ -57,38 +61,6 @@ _CALLS: Final = {
     "aarch64": (frozenset({98, 449, 455}), frozenset({101, 115})),
 }
 """Numbers of futex and sleep calls."""
-
-
-class _SharedObject(ctypes.Structure):
-    _fields_ = (("fname", ctypes.c_char_p), ("fbase", ctypes.c_void_p), ("sname", ctypes.c_char_p), ("saddr", ctypes.c_void_p))
-
-
-class _Symbol(ctypes.Structure):
-    """Elf64_Sym."""
-
-    _fields_ = (
-        ("name", ctypes.c_uint32),
-        ("info", ctypes.c_ubyte),
-        ("other", ctypes.c_ubyte),
-        ("shndx", ctypes.c_uint16),
-        ("value", ctypes.c_uint64),
-        ("size", ctypes.c_uint64),
-    )
-
-
-def runtime_range() -> tuple[int, int] | None:
-    """Addresses [low, high) of the interpreter's state, by dladdr1 with RTLD_DL_SYMENT; None where that cannot be known."""
-    try:
-        address = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
-        dladdr1: Any = ctypes.CDLL(None).dladdr1
-        info, symbol = _SharedObject(), ctypes.POINTER(_Symbol)()
-        dladdr1.argtypes = [ctypes.c_void_p, ctypes.POINTER(_SharedObject), ctypes.c_void_p, ctypes.c_int]
-        found = dladdr1(address, ctypes.byref(info), ctypes.byref(symbol), 1)
-        if not found or not symbol or info.sname != b"_PyRuntime" or symbol.contents.size <= 0:
-            return None
-        return address, address + int(symbol.contents.size)
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def classify(line: bytes, runtime: tuple[int, int], machine: str = platform.machine()) -> int:
@@ -223,11 +195,11 @@ class Sampler:
         self.armed = False
         self._schedstat.close()
 
-    def sample(self, moment_ns: int | None = None) -> None:
+    def sample(self) -> None:
         """Look at every thread once."""
         if not self.armed:
             return
-        moment = now_ns() if moment_ns is None else moment_ns
+        moment = now_ns()
         self.first_ns = self.first_ns or moment
         if self._resting or not self._spans:
             self._wake(moment)
@@ -235,12 +207,23 @@ class Sampler:
         late = self._lateness(moment)
         if moment - self._met_ns >= _MEET_NS:
             self._met_ns = moment
-            self._meet(moment)
+            self._meet()
         self.samples += 1
         before, self.last_ns = self.last_ns, moment
+        left = list(self._threads.items())
+        while left and self.armed:
+            left = self._part(left, before, late)
+            if left:
+                late = self._pause()
+
+    def _part(self, left: list[tuple[int, _Thread]], before: int, late: int) -> list[tuple[int, _Thread]]:
+        """Look at threads for as long as the interpreter may be held; gives those that are left."""
         seen: list[tuple[_Thread, int, ThreadTimes]] = []
-        waiting = 0
-        for thread, held in list(self._threads.items()):
+        began, waiting, done = now_ns(), 0, 0
+        for thread, held in left:
+            if done and now_ns() - began > _HOLD_NS:
+                break
+            done += 1
             text = self._schedstat.raw(thread)
             if text is None:
                 self._retire(thread, held)
@@ -256,23 +239,31 @@ class Sampler:
         waiting += sum(state == GIL and held is not forced for held, state, _ in seen)
         # on a machine short of CPUs who waits for the interpreter is mostly seen ready to ask for it again
         if waiting:
-            self._waited = moment, self.samples
-        contended = moment - self._waited[0] <= _MEET_NS or self.samples - self._waited[1] < _FEW
+            self._waited = self.last_ns, self.samples
+        contended = self.last_ns - self._waited[0] <= _MEET_NS or self.samples - self._waited[1] < _FEW
         for held, state, times in seen:
-            end = now_ns() if moment_ns is None else moment
             held.place = self.places.look(held.ident)
-            self._note(held, RUNNING if held is forced else state, times, end, others_wait=contended)
+            self._note(held, RUNNING if held is forced else state, times, now_ns(), others_wait=contended)
+        return left[done:]
+
+    def _pause(self) -> int:
+        """Let others have the interpreter; how long it then took to get it back, without our own wait for a CPU."""
+        delay, asleep = self._own_delay(), now_ns()
+        sleep(PAUSE_S)
+        return now_ns() - asleep - int(PAUSE_S * 1e9) - (self._own_delay() - delay)
 
     def _wake(self, moment: int) -> None:
         """Begin a run of samples: threads are met as they are now, and this sample is not late."""
         self._resting, self.last_ns = False, 0
         self._spans.append([moment, moment])
+        pause = Pace()
         for thread, held in list(self._threads.items()):
+            pause()
             held.text = self._schedstat.raw(thread) or b""
             if not held.text:
                 self._retire(thread, held)
                 continue
-            held.times, held.last_ns, held.state, held.at = parse(held.text), moment, self._look(held), None
+            held.times, held.last_ns, held.state, held.at = parse(held.text), now_ns(), self._look(held), None
 
     def _catch_up(self, held: _Thread, until: int) -> None:
         """Note the time up to an earlier sample in which a thread only waited."""
@@ -312,10 +303,13 @@ class Sampler:
 
     def _lateness(self, moment: int) -> int:
         """How much later than asked this sample comes, without our own wait for a CPU: the wait for the interpreter."""
-        own = self._schedstat.read(threading.get_native_id())
-        delay = own.delay_ns if own is not None else 0
+        delay = self._own_delay()
         waited, self._own_delay_ns = delay - self._own_delay_ns, delay
         return moment - self.last_ns - int(PERIOD_S * 1e9) - waited if self.last_ns else 0
+
+    def _own_delay(self) -> int:
+        own = self._schedstat.read(threading.get_native_id())
+        return own.delay_ns if own is not None else 0
 
     def _look(self, held: _Thread) -> int:
         if held.name is None:
@@ -339,8 +333,8 @@ class Sampler:
             self.dropped += 1
         held.times, held.last_ns, held.state = times, end, state
 
-    def _meet(self, moment: int) -> None:
-        python = {thread.native_id: thread for thread in threading.enumerate()}
+    def _meet(self) -> None:
+        python, pause = {thread.native_id: thread for thread in threading.enumerate()}, Pace()
         for thread in self._schedstat.threads():
             known = self._threads.get(thread)
             if known is not None:
@@ -348,17 +342,19 @@ class Sampler:
                 continue
             if thread == threading.get_native_id() or len(self._threads) >= _THREADS:
                 continue
+            pause()
             times = self._schedstat.read(thread)
             if times is None:
                 continue
             with suppress(OSError):
                 file = os.open(f"/proc/self/task/{thread}/syscall", os.O_RDONLY | os.O_CLOEXEC)
-                held = self._threads[thread] = _Thread(file, times, moment)
+                held = self._threads[thread] = _Thread(file, times, now_ns())
                 held.meet(python.get(thread))
                 held.state = self._look(held)
 
     def _retire(self, thread: int, held: _Thread) -> None:
-        self._threads.pop(thread, None)
+        if self._threads.pop(thread, None) is None:
+            return  # it was disarmed meanwhile
         self._catch_up(held, self.last_ns)
         with suppress(OSError):
             os.close(held.file)

@@ -118,7 +118,7 @@ class HostWatch:
         if sampler.first_ns and moment - sampler.first_ns >= (_LONGEST_NS if self._open else _CHAPTER_NS):
             self._earlier.append(sampler.turn())
         if self._always or self._duty.wait_ns(moment) == 0:
-            sampler.sample(moment)
+            sampler.sample()
         else:
             sampler.rest()
 

@@ -352,3 +352,11 @@ def test_the_oldest_go_first(tmp_path):
 def test_reading_incidents_needs_no_torch():
     code = "import sys, inferscope.capture.bundle; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_root_hash_of_before_an_extension_still_holds(copy, pristine):
+    earlier = hashlib.sha256((copy / "manifest-1.json").read_bytes()).hexdigest()
+    assert verify(copy, earlier) == []
+    assert verify(copy, pristine.root_hash) == []
+    rewrite(copy / "manifest-1.json", state="closed")
+    assert any("expected" in problem for problem in verify(copy, earlier))

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from inferscope.host import gil
-from inferscope.host.gil import GIL, IO, LOCK, RUNNING, SLEEP, Sampler, classify, runtime_range
+from inferscope.host.gil import GIL, IO, LOCK, RUNNING, SLEEP, Sampler, classify
+from inferscope.host.interpreter import runtime_range
 
 pytestmark = pytest.mark.skipif(Sampler().reason is not None, reason=f"nothing can be sampled here: {Sampler().reason}")
 
