@@ -1,10 +1,10 @@
 """Who of a fleet captures, when all of it breaks at once, and how many may capture on one host.
 
 A fault hits every replica in the same minute. Each of N decides for itself, by lot: four of a thousand are enough to name the cause, all
-thousand would be an outage of their own. The four come in four rounds: lots are independent, so that a round that wants four at once gets
-eight now and then (Poisson: more than five in 21 % of faults), one that wants one gets more than five in 0.06 %. In a round a replica is
-drawn with probability 1/N and captures after a delay of up to four seconds; whoever was not drawn is drawn again while the incident lasts,
-after the fourth round in rounds that double. On one host a lock file lets one process capture at a time, and so many an hour.
+thousand would be an outage of their own. Lots are independent, so that a draw of four at once gets more than five in 21 % of faults (Poisson).
+The four therefore come in rounds: two of N at once, which gets nobody in 14 % of faults and more than five in 2 %, then one of N in each round
+that follows while the incident lasts; from the third on rounds double. Whoever is drawn captures after a delay of up to four seconds.
+On one host a lock file lets one process capture at a time, and so many an hour.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HostBudget", "SelfSelection"]
 
-WANTED: Final = 4
-"""Replicas that shall capture, one a round on average."""
+WANTED: Final = (2.0, 1.0, 1.0)
+"""Replicas that shall capture, by round, on average; then as many as in the last."""
 JITTER_S: Final = 4.0
 ROUND_S: Final = 45.0
 """Between draws: longer than a capture and its delay last, so that the rounds do not add up."""
@@ -55,8 +55,8 @@ class SelfSelection:
     """
 
     def __init__(self, fleet_size: int = 1, uniform: Callable[[], float] = random.random) -> None:
-        self.probability = 1.0 if fleet_size <= WANTED else 1.0 / fleet_size
-        """Of being drawn in one round."""
+        self.probabilities = tuple(1.0 if fleet_size <= sum(WANTED) else wanted / fleet_size for wanted in WANTED)
+        """Of being drawn, by round."""
         self.offered = self.drawn = 0
         self._uniform = uniform
         self._pending: dict[str, _Pending] = {}
@@ -75,12 +75,13 @@ class SelfSelection:
 
     def _draw(self, pending: _Pending, now_ns: int) -> None:
         pending.redraw_ns = now_ns + int(pending.round_s * NS_PER_S)
+        probability = self.probabilities[min(pending.rounds, len(WANTED) - 1)]
         pending.rounds += 1
-        if pending.rounds >= WANTED:
+        if pending.rounds >= len(WANTED):
             pending.round_s = min(2.0 * pending.round_s, _LONGEST_ROUND_S)
-        if self.probability >= 1.0:
+        if probability >= 1.0:
             pending.due_ns = now_ns
-        elif self._uniform() < self.probability:
+        elif self._uniform() < probability:
             pending.due_ns = now_ns + int(self._uniform() * JITTER_S * NS_PER_S)
         if pending.due_ns is not None:
             self.drawn += 1

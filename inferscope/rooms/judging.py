@@ -197,7 +197,7 @@ class Judging:
                 for name, state in self.trigger.state.items()
             },
             "fleet": {
-                "probability": self.selection.probability,
+                "probability": self.selection.probabilities[0],
                 "breaches": self.selection.offered,
                 "drawn": self.selection.drawn,
                 "waiting": list(self.selection.waiting),

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from inferscope.detect import SLO, Counts, Trigger
-from inferscope.detect.fleet import JITTER_S, ROUND_S, HostBudget, SelfSelection
+from inferscope.detect.fleet import JITTER_S, ROUND_S, WANTED, HostBudget, SelfSelection
 
 S = 1_000_000_000
 
@@ -32,35 +32,40 @@ def test_alone_it_captures_at_once():
 
 
 def test_of_many_about_four_capture_one_round_after_another():
-    rng, one = random.Random(6), breach()
+    rng, one = random.Random(2026), breach()
     fleets = []
-    for _ in range(20):
+    for _ in range(40):
         begun = []
         for _ in range(1000):
             selection = SelfSelection(1000, rng.random)
             selection.offer(one, 0)
-            for at in range(4):
+            for at in range(len(WANTED)):
                 when = int((at * ROUND_S + JITTER_S) * S)
                 if selection.take(int(at * ROUND_S * S)) or selection.take(when):
                     begun.append(at)
                     break
-        fleets.append(begun)
-    assert sum(map(len, fleets)) / 20 == pytest.approx(4, abs=1)
-    assert {at for begun in fleets for at in begun} == {0, 1, 2, 3}
-    assert max(begun.count(at) for begun in fleets for at in range(4)) <= 5, "0.5 % of the fleet"
+        fleets.append([begun.count(at) for at in range(len(WANTED))])
+    means = [sum(fleet[at] for fleet in fleets) / len(fleets) for at in range(len(WANTED))]
+    # four standard errors of a Poisson mean
+    assert all(mean == pytest.approx(wanted, abs=4 * (wanted / len(fleets)) ** 0.5) for mean, wanted in zip(means, WANTED, strict=True)), (
+        means
+    )
+    assert sum(max(fleet) > 5 for fleet in fleets) <= 0.1 * len(fleets), "0.5 % of the fleet"
+    assert sum(fleet[0] > 0 for fleet in fleets) >= 0.7 * len(fleets), "soon"
 
 
 def test_whoever_was_not_drawn_is_drawn_again_more_and_more_rarely():
-    lots = iter([0.9, 0.9, 0.9, 0.9, 0.9, 0.001, 0.5])
+    lots = iter([0.9, 0.015, 0.9, 0.9, 0.9, 0.001, 0.5])
     selection = SelfSelection(100, lambda: next(lots))
     one = breach()
     selection.offer(one, 0)
     assert selection.take(int((ROUND_S - 1) * S)) is None
-    for at in (1, 2, 3, 4, 5):
-        assert selection.take(int(at * ROUND_S * S)) is None  # drawn and not chosen, four times; then the rounds grow
-    assert selection.take(int(6 * ROUND_S * S)) is None  # chosen, in two seconds
-    assert selection.take(int((6 * ROUND_S + 1) * S)) is None
-    assert selection.take(int((6 * ROUND_S + 2) * S)) is one
+    for at in (1, 2, 3, 5):
+        # drawn and not chosen (the second lot would have won the first round); from the third on rounds grow
+        assert selection.take(int(at * ROUND_S * S)) is None
+    assert selection.take(int(9 * ROUND_S * S)) is None  # chosen, in two seconds
+    assert selection.take(int((9 * ROUND_S + 1) * S)) is None
+    assert selection.take(int((9 * ROUND_S + 2) * S)) is one
     assert (selection.offered, selection.drawn) == (1, 1)
 
 
