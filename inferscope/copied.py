@@ -11,7 +11,7 @@ from inferscope.record import core
 from inferscope.slots import slots
 from inferscope.types import SpanFlag
 
-__all__ = ["NON_BLOCKING", "copies", "forget_copies", "record_copy", "record_first_byte", "record_shape", "shape_of"]
+__all__ = ["NON_BLOCKING", "copies", "forget_copies", "record_copy", "record_first_byte", "record_shape", "shape_of", "shape_tables"]
 
 _copies: dict[tuple[str, str | None], list[int]] = {}
 _COPY_SITES: Final = 64
@@ -118,6 +118,11 @@ def record_shape(shape: tuple[int, ...]) -> None:
         request.size = size
 
 
+def shape_tables() -> tuple[dict[tuple[int, ...], float], list[tuple[int, tuple[int, ...], bool] | None]]:
+    """Elements of the shapes that were met, and the shapes of recent requests: the compiled core writes them as `record_shape` does."""
+    return _met, _shapes
+
+
 def shape_of(request_id: int) -> tuple[tuple[int, ...], bool] | None:
     """Shape that a recent request gave to its first model, and whether any model met a shape in it for the first time; None when it is not known.
 
@@ -128,7 +133,7 @@ def shape_of(request_id: int) -> tuple[tuple[int, ...], bool] | None:
 
 
 def record_first_byte(request: Any) -> None:
-    """Tell that the first byte of a response was handed over; `SLO(until="first_byte")` judges the time until then.
+    """Tell that the first byte of a response is handed over; `SLO(until="first_byte")` judges the time until then.
 
     Args:
         request: The open request that it answers; a closed one is past its last byte, and says nothing.

@@ -12,7 +12,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope.clock import now_ns
-from inferscope.integration import Integration, recorder
+from inferscope.integration import Integration, record_first_byte, recorder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -65,6 +65,50 @@ class _Call:
         return recorder().request(self.name, started_ns=self.arrived_ns)
 
 
+class _Answers:
+    """A handler's answers, the first of which is told; closing and the like reach the handler."""
+
+    __slots__ = ("_answers", "_begun", "_request")
+
+    def __init__(self, answers: Any, request: Any) -> None:
+        self._answers, self._request, self._begun = iter(answers), request, False
+
+    def __iter__(self) -> _Answers:
+        return self
+
+    def __next__(self) -> Any:
+        answer = next(self._answers)
+        if not self._begun:
+            self._begun = True
+            record_first_byte(self._request)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._answers, name)
+
+
+class _Writes:
+    """The context of a coroutine that writes its answers to it, the first of which is told. Anything else is the context's own."""
+
+    __slots__ = ("_begun", "_context", "_request")
+
+    def __init__(self, context: Any, request: Any) -> None:
+        self._context, self._request, self._begun = context, request, False
+
+    @property  # type: ignore[misc]  (it passes for the context)
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._context.__class__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        await self._context.write(message)
+        if not self._begun:
+            self._begun = True
+            record_first_byte(self._request)
+
+
 def _answers(call: _Call, behave: Callable[..., Any]) -> Callable[..., Any]:
     def behavior(message: Any, context: Any) -> Any:
         with call.request() as request:
@@ -83,7 +127,7 @@ def _streams(call: _Call, behave: Callable[..., Any]) -> Callable[..., Any]:
     def behavior(message: Any, context: Any) -> Iterator[Any]:
         with call.request() as request:
             try:
-                yield from behave(message, context)
+                yield from _Answers(behave(message, context), request)
             except Exception as error:
                 request.finish(_failure(context, error))
                 raise
@@ -92,11 +136,11 @@ def _streams(call: _Call, behave: Callable[..., Any]) -> Callable[..., Any]:
     return behavior
 
 
-def _answers_aio(call: _Call, behave: Callable[..., Any]) -> Callable[..., Any]:
+def _answers_aio(call: _Call, behave: Callable[..., Any], *, writes: bool) -> Callable[..., Any]:
     async def behavior(message: Any, context: Any) -> Any:
         with call.request() as request:
             try:
-                answer = await behave(message, context)
+                answer = await behave(message, _Writes(context, request) if writes else context)
             except Exception as error:
                 request.finish(_failure(context, error))
                 raise
@@ -109,8 +153,12 @@ def _answers_aio(call: _Call, behave: Callable[..., Any]) -> Callable[..., Any]:
 def _streams_aio(call: _Call, behave: Callable[..., Any]) -> Callable[..., Any]:
     async def behavior(message: Any, context: Any) -> AsyncIterator[Any]:
         with call.request() as request:
+            begun = False
             try:
                 async for answer in behave(message, context):
+                    if not begun:
+                        begun = True
+                        record_first_byte(request)
                     yield answer
             except Exception as error:
                 request.finish(_failure(context, error))
@@ -132,7 +180,7 @@ def _timed(handler: Any, method: str) -> Any:
     if inspect.isasyncgenfunction(behave):
         behavior = _streams_aio(call, behave)
     elif inspect.iscoroutinefunction(behave):
-        behavior = _answers_aio(call, behave)
+        behavior = _answers_aio(call, behave, writes=kind.endswith("_stream"))
     elif kind.endswith("_stream"):
         behavior = _streams(call, behave)
     else:

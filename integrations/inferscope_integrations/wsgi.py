@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope.clock import now_ns
-from inferscope.integration import EXCLUDED_PATHS, Integration, recorder
+from inferscope.integration import EXCLUDED_PATHS, Integration, record_first_byte, recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -75,8 +75,13 @@ class _Body:
         self._request = request
 
     def __iter__(self) -> Iterator[bytes]:
+        begun = False
         try:
-            yield from self._body
+            for part in self._body:
+                if part and not begun:
+                    begun = True
+                    record_first_byte(self._request)
+                yield part
         except Exception as error:
             self._request.error = type(error).__qualname__
             raise
@@ -107,6 +112,8 @@ def _serve(app: Callable[..., Iterable[bytes]], environ: _Environ, start_respons
         raise
     wrapper = environ.get("wsgi.file_wrapper")
     if isinstance(body, (list, tuple)) or (isinstance(wrapper, type) and isinstance(body, wrapper)):
+        if not isinstance(body, (list, tuple)) or any(body):
+            record_first_byte(request)
         request.__exit__(None, None, None)
         return body
     return _Body(body, request)

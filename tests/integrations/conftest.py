@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,8 +37,6 @@ class Seen:
         found = {}
         for index, kind_, labels, _, _, size in core.default.series():
             if kind_ == kind:
-                from array import array
-
                 found[labels[0]] = core.default.read_counts(index, array("q", bytes(8 * size)))[0]
         return found
 
@@ -47,6 +46,22 @@ def seen() -> Seen:
     core.default.drain()
     core.default.begin_epoch()
     return Seen()
+
+
+@pytest.fixture
+def first_bytes() -> Callable[[], dict[str, tuple[int, int]]]:
+    """Gives how many streams of each name told their first byte since the test began, and the time until then, ns."""
+
+    def read() -> dict[str, tuple[int, int]]:
+        rows = [(index, labels[0], size) for index, kind, labels, _, _, size in core.default.series() if kind == "first_byte"]
+        return {name: core.default.read_counts(index, array("q", bytes(8 * size)))[:2] for index, name, size in rows}
+
+    before = read()
+    return lambda: {
+        name: (count - before.get(name, (0, 0))[0], total - before.get(name, (0, 0))[1])
+        for name, (count, total) in read().items()
+        if count > before.get(name, (0, 0))[0]
+    }
 
 
 @pytest.fixture

@@ -134,6 +134,51 @@ def test_streams_end_with_their_last_answer(seen, instrument) -> None:
     assert found["test.Scoring/Several"][0].wall_ns > 28e6
 
 
+def test_streams_tell_their_first_answer(first_bytes, instrument) -> None:
+    instrument("grpc")
+
+    def several(message, _context):
+        time.sleep(0.02)
+        yield message
+        time.sleep(0.05)
+        yield message
+
+    def listed(message, _context):
+        return [message, message]  # any iterable will do
+
+    def nothing(_message, _context):
+        return iter(())
+
+    closed = threading.Event()
+
+    def endless(message, _context):
+        try:
+            while True:
+                yield message
+                time.sleep(0.005)
+        finally:
+            closed.set()
+
+    service = handlers(
+        Several=("unary_stream", several), Listed=("unary_stream", listed), Nothing=("unary_stream", nothing),
+        Endless=("unary_stream", endless), Score=("unary_unary", lambda message, context: message),
+    )  # fmt: skip
+    with Server(service) as server:
+        begun = time.perf_counter_ns()
+        assert list(server.ask("Several", "unary_stream")(b"x")) == [b"x", b"x"]
+        lasted = time.perf_counter_ns() - begun
+        assert list(server.ask("Listed", "unary_stream")(b"x")) == [b"x", b"x"]
+        assert list(server.ask("Nothing", "unary_stream")(b"x")) == []
+        assert server.ask("Score")(b"x") == b"x"
+        call = server.ask("Endless", "unary_stream")(b"x")
+        assert next(call) == b"x"
+        call.cancel()
+        assert closed.wait(10), "closing reaches the handler"
+    found = {name.partition("/")[2]: told for name, told in first_bytes().items()}
+    assert {name: count for name, (count, _) in found.items()} == {"Several": 1, "Listed": 1, "Endless": 1}
+    assert 19e6 < found["Several"][1] < lasted - 45e6
+
+
 def test_health_and_unknown_methods_are_no_requests(seen, instrument) -> None:
     instrument("grpc")
     health = grpc.method_handlers_generic_handler(
@@ -201,6 +246,58 @@ def aio_server(service, check) -> None:
     thread.join(30)
     if failed:
         raise failed[0]
+
+
+def test_asynchronous_streams_tell_their_first_answer(first_bytes, instrument) -> None:
+    instrument("grpc")
+    seen_contexts = []
+
+    async def several(message, _context):
+        await asyncio.sleep(0.02)
+        yield message
+        await asyncio.sleep(0.05)
+        yield message
+
+    async def written(message, context):
+        seen_contexts.append((context.__class__.__name__, dict(context.invocation_metadata())["key"], context.peer()))
+        await context.write(message)
+        await asyncio.sleep(0.05)
+        await context.write(message)
+        context.set_trailing_metadata((("after", "all"),))
+
+    async def joined(messages, context):
+        async for message in messages:
+            await context.write(message)
+
+    async def nothing(_message, _context):
+        pass
+
+    service = handlers(
+        Several=("unary_stream", several),
+        Written=("unary_stream", written),
+        Joined=("stream_stream", joined),
+        Nothing=("unary_stream", nothing),
+    )
+    took = {}
+
+    async def check(channel) -> None:
+        for name in ("Several", "Written", "Nothing"):
+            begun = time.perf_counter_ns()
+            call = channel.unary_stream(f"/test.Scoring/{name}")(b"x", metadata=(("key", "value"),))
+            assert [part async for part in call] == ([] if name == "Nothing" else [b"x", b"x"])
+            took[name] = time.perf_counter_ns() - begun
+            if name == "Written":
+                assert dict(await call.trailing_metadata())["after"] == "all"
+        assert [part async for part in channel.stream_stream("/test.Scoring/Joined")(iter([b"a", b"b"]))] == [b"a", b"b"]
+
+    aio_server(service, check)
+    ((kind, value, peer),) = seen_contexts
+    assert (kind, value) == ("_ServicerContext", "value")
+    assert peer.startswith("ipv4:")
+    found = {name.partition("/")[2]: told for name, told in first_bytes().items()}
+    assert {name: count for name, (count, _) in found.items()} == {"Several": 1, "Written": 1, "Joined": 1}
+    assert 19e6 < found["Several"][1] < took["Several"] - 45e6
+    assert found["Written"][1] < took["Written"] - 45e6
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -110,6 +110,43 @@ def test_a_stream_ends_with_its_last_byte_and_its_stages_belong_to_it(seen, inst
     assert "part" in seen.columns(record)
 
 
+def test_a_stream_tells_its_first_bytes_and_a_complete_body_too(first_bytes, instrument, ask) -> None:
+    instrument("flask")
+    app = application()
+
+    @app.get("/late")
+    def late() -> Any:
+        def parts() -> Iterator[bytes]:
+            yield b""  # no byte so far
+            time.sleep(0.03)
+            yield b"a"
+            time.sleep(0.05)
+            yield b"b"
+
+        return flask.Response(parts())
+
+    @app.get("/empty")
+    def empty() -> tuple[str, int]:
+        return "", 204
+
+    begun = time.perf_counter_ns()
+    answers = ask(app, "/late", "/items/1", "/empty")
+    lasted = time.perf_counter_ns() - begun
+    assert [answer.content for answer in answers[:1]] == [b"ab"]
+    found = first_bytes()
+    assert {name: count for name, (count, _) in found.items()} == {"late": 1, "items/<int:item>": 1}
+    assert 29e6 < found["late"][1] < lasted - 45e6
+
+
+def test_complete_bodies_of_any_application_tell_their_first_bytes(first_bytes) -> None:
+    bodies: dict[str, Any] = {"list": [b"", b"done"], "tuple": (b"done",), "nothing": [b""], "iterator": iter([b"", b"x"])}
+    for name, body in bodies.items():
+        served = WsgiMiddleware(lambda environ, start_response, body=body: body, name)({}, lambda *_: None)
+        list(served)
+        getattr(served, "close", lambda: None)()
+    assert {name: count for name, (count, _) in first_bytes().items()} == {"list": 1, "tuple": 1, "iterator": 1}
+
+
 def test_a_proxy_makes_the_queue_before_the_application_visible(seen, instrument, ask) -> None:
     instrument("flask")
     sent = time.time() - 0.25

@@ -355,3 +355,117 @@ def test_recursion_and_threads_share_a_decorated_function(recorder, reader):
     assert reader(recorder).count("stage", "fib") == 67
     (record,) = reader(recorder).drain()
     assert sum(record.vector) == record.wall_ns
+
+
+def test_a_stream_tells_its_first_value_once(timed, clock, reader):
+    @timed.request("s")
+    def stream():
+        clock.tick(3)
+        sent = yield "a"
+        clock.tick(7)
+        try:
+            yield sent
+        except KeyError:
+            yield "caught"
+        return "end"
+
+    def outer():
+        got.append((yield from stream()))
+
+    got: list[Any] = []
+    running = outer()
+    assert next(running) == "a"
+    clock.tick(100)
+    assert running.send("b") == "b"
+    assert running.throw(KeyError()) == "caught"
+    assert next(running, None) is None
+    assert got == ["end"]
+    assert (reader(timed).count("first_byte", "s"), reader(timed).sum("first_byte", "s")) == (1, 3)
+    assert [record.wall_ns for record in reader(timed).drain()] == [110]
+    assert ("first_byte", "s") not in timed.columns(), "it overlaps with what the request does, and owns nothing of it"
+
+
+def test_an_asynchronous_stream_tells_its_first_value_once(timed, clock, reader):
+    @timed.request("s")
+    async def stream():
+        clock.tick(3)
+        await asyncio.sleep(0)  # hands nothing out
+        clock.tick(2)
+        yield 1
+        clock.tick(7)
+        await asyncio.sleep(0)
+        yield 2
+
+    async def main():
+        return [item async for item in stream()]
+
+    assert asyncio.run(main()) == [1, 2]
+    assert (reader(timed).count("first_byte", "s"), reader(timed).sum("first_byte", "s")) == (1, 5)
+    assert [record.wall_ns for record in reader(timed).drain()] == [12]
+
+
+def test_a_value_handed_out_after_a_cancelled_wait_is_the_first(timed, clock, reader):
+    @timed.request("s")
+    async def stream():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            clock.tick(4)
+            yield "shortened"
+
+    async def main():
+        task = asyncio.ensure_future(anext(stream()))
+        await asyncio.sleep(0)
+        task.cancel()
+        return await task
+
+    assert asyncio.run(main()) == "shortened"
+    assert (reader(timed).count("first_byte", "s"), reader(timed).sum("first_byte", "s")) == (1, 4)
+
+
+def test_what_hands_nothing_out_has_no_first_value(timed, reader):
+    @timed.request("empty")
+    def empty():
+        yield from ()
+
+    @timed.request("broken")
+    def broken():
+        raise KeyError
+        yield
+
+    @timed.request("coroutine")
+    async def coroutine():
+        await asyncio.sleep(0)
+
+    @timed.request("over")
+    def over():
+        timed.current().finish()
+        yield 1
+
+    @timed.stage("stage")
+    def stage():
+        yield 1
+
+    assert list(empty()) == []
+    with pytest.raises(KeyError):
+        next(broken())
+    asyncio.run(coroutine())
+    assert list(over()) == [1]
+    assert list(stage()) == [1]
+    unused = stage()
+    unused.close()
+    assert [kind for kind, *_ in (row[1:] for row in timed.series()) if kind == "first_byte"] == []
+    assert sum(timed.read_class(index)["count"] for index, *_ in timed.classes()) == 4
+
+
+def test_a_stream_judged_by_its_first_value_in_the_next_one_made(timed, clock, reader):
+    """The objects that wrap streams are used again: what the last one told is forgotten."""
+
+    @timed.request("s")
+    def stream(ns):
+        clock.tick(ns)
+        yield ns
+
+    for ns in (1, 2, 3):
+        assert list(stream(ns)) == [ns]
+    assert (reader(timed).count("first_byte", "s"), reader(timed).sum("first_byte", "s")) == (3, 6)

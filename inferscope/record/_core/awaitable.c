@@ -26,6 +26,7 @@ PyObject *wrap_result(PyTypeObject *type, PyObject *owner, PyObject *inner) {
     w->request = NULL;
     w->weakrefs = NULL;
     w->state = WRAPPED_NEW;
+    w->handed = 0;
     PyObject_GC_Track(w);
     return (PyObject *)w;
 }
@@ -93,6 +94,24 @@ static PyObject *wrapped_repr(PyObject *self) {
 
 /* --- steps --- */
 
+/* A stream hands out a value: the first one of a request is what objectives "until the first byte" judge. The exception in flight stays. */
+static void wrapped_handed(Wrapped *w) {
+    if (LIKELY(w->request == NULL || w->handed || w->owner->flavor == FLAVOR_COROUTINE)) /* what a coroutine yields is for its loop */
+        return;
+    w->handed = 1;
+    if (!w->request->open || !w->owner->rec->enabled)
+        return;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    Recorder *rec = w->owner->rec;
+    Def *def = registry_def(rec, str_first_byte, w->request->class_->request);
+    if (def == NULL)
+        rec->internal_errors++;
+    else
+        record_interval(rec, def, NULL, w->request->root.start, rec_now(rec), 0, 0);
+    PyErr_Restore(type, value, traceback);
+}
+
 /* As a generator's send() ends: the value, or StopIteration carrying it. */
 static PyObject *step_result(PySendResult status, PyObject *value) {
     if (status == PYGEN_NEXT || status == PYGEN_ERROR)
@@ -116,6 +135,8 @@ static PySendResult wrapped_am_send(PyObject *self, PyObject *arg, PyObject **re
     PySendResult status = PyIter_Send(w->inner, arg, result);
     if (status != PYGEN_NEXT)
         wrapped_finish(w, status == PYGEN_ERROR ? PyErr_Occurred() : NULL);
+    else
+        wrapped_handed(w);
     return status;
 }
 
@@ -257,6 +278,8 @@ static PySendResult async_step_am_send(PyObject *self, PyObject *arg, PyObject *
         async_step_failed(s);
     else if (status == PYGEN_RETURN && s->closing)
         wrapped_finish(s->generator, PyExc_GeneratorExit);
+    else if (status == PYGEN_RETURN)
+        wrapped_handed(s->generator);
     return status;
 }
 
@@ -277,6 +300,8 @@ static PyObject *async_step_throw(PyObject *self, PyObject *const *args, Py_ssiz
     PyObject *result = call_inner(s->inner, str_throw, args, nargs);
     if (result == NULL && !PyErr_ExceptionMatches(PyExc_StopIteration)) /* StopIteration: the step ended with a value */
         async_step_failed(s);
+    else if (result == NULL && !s->closing)
+        wrapped_handed(s->generator);
     return result;
 }
 

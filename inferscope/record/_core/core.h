@@ -251,7 +251,7 @@ FOR_EACH_TYPE(DECLARE_TYPE)
     X(aclose) X(__qualname__) X(__name__) X(__code__) X(__wrapped__) X(__reduce__) X(__reduce_ex__) X(__func__) X(__class__)        \
     X(_torchdynamo_inline) X(f_globals) X(flags) X(aux) X(wrap_async) X(locked) X(_is_owned) X(_release_save) X(_acquire_restore)   \
     X(_at_fork_reinit) X(error) X(wrapped) X(name) X(co_flags) X(unknown)                                              \
-    X(n) X(_value) X(counter) X(batch)
+    X(n) X(_value) X(counter) X(batch) X(first_byte)
 #define DECLARE_NAME(n) extern PyObject *str_##n;
 FOR_EACH_NAME(DECLARE_NAME)
 #undef DECLARE_NAME

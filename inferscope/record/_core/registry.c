@@ -97,7 +97,7 @@ static void kind_parts(PyObject *kind, PyObject **series_kind, PyObject **column
         *series_kind = str_lock_wait;
         *column_kind = str_lock;
     } else if (PyUnicode_Compare(kind, str_lock_hold) == 0 || PyUnicode_CompareWithASCIIString(kind, "device") == 0 ||
-               PyUnicode_CompareWithASCIIString(kind, "device.queue") == 0 || PyUnicode_CompareWithASCIIString(kind, "first_byte") == 0) {
+               PyUnicode_CompareWithASCIIString(kind, "device.queue") == 0 || PyUnicode_Compare(kind, str_first_byte) == 0) {
         *column_kind = NULL;
     }
 }

@@ -29,7 +29,7 @@ typedef struct {
     Frame frame;      /* of a stage */
     Request *request; /* of a request */
     PyObject *weakrefs;
-    char state;
+    char state, handed; /* handed: the first value is out */
 } Wrapped;
 
 static inline void wrapped_begin(Wrapped *w) {

@@ -87,23 +87,47 @@ def _generator(function: Callable[..., Generator[Any, Any, Any]], opening: Openi
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         if not shared.enabled:
             return (yield from function(*args, **kwargs))
-        with opening(""):
-            return (yield from function(*args, **kwargs))
+        with opening("") as opened:
+            began = getattr(opened, "began", None)  # a request's
+            if began is None:
+                return (yield from function(*args, **kwargs))
+            return (yield from cast("Generator[Any, Any, Any]", _Telling(function(*args, **kwargs), began)))
 
     return wrapper
+
+
+class _Telling:
+    """A generator that tells when it hands out its first value."""
+
+    __slots__ = ("_inner", "_told", "close", "send", "throw")
+
+    def __init__(self, inner: Generator[Any, Any, Any], told: Callable[[], None]) -> None:
+        self._inner, self._told = inner, told
+        self.close, self.send, self.throw = inner.close, inner.send, inner.throw
+
+    def __iter__(self) -> _Telling:
+        return self
+
+    def __next__(self) -> Any:
+        item = next(self._inner)
+        self._told()
+        return item
 
 
 def _async_generator(function: Callable[..., Any], opening: Opening, shared: Shared) -> Callable[..., Any]:
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         # `yield from` for asynchronous generators, spelled out: sent values, exceptions and closing reach the inner one.
         inner: AsyncGenerator[Any, Any] = function(*args, **kwargs)
-        with opening("") if shared.enabled else nullcontext():
+        with opening("") if shared.enabled else nullcontext() as opened:
+            began = getattr(opened, "began", None)  # a request's
             step = inner.asend(None)
             while True:
                 try:
                     item = await step
                 except StopAsyncIteration:
                     return
+                if began is not None:
+                    began()
                 try:
                     sent = yield item
                 except GeneratorExit:

@@ -54,7 +54,7 @@ class Request:
 
     __slots__ = (
         "__weakref__", "_before", "_depth", "_generation", "_kind", "_of", "_outer", "_recorder", "_started_ns", "_token", "_traffic", "_weight",
-        "cls", "column", "cpu_known", "end_ns", "error", "id", "ident", "items", "latest_ns", "model", "name", "native_id", "open",
+        "cls", "column", "cpu_known", "end_ns", "error", "handed", "id", "ident", "items", "latest_ns", "model", "name", "native_id", "open",
         "overlapping", "pin", "profiled", "size", "spans", "start_ns", "top", "trace", "truncated", "vector", "wanted",
     )  # fmt: skip
 
@@ -98,6 +98,7 @@ class Request:
         self.end_ns = 0
         self.column = 0  # the time that no span owns
         self.open = False
+        self.handed = False
         self.top = None
         self.wanted = False
         self.profiled = False
@@ -228,6 +229,13 @@ class Request:
             self._forget_pin()
             # Spans refer to their request: left here, they would be a cycle, and work for the garbage collector.
             self.spans = []
+
+    def began(self) -> None:
+        """The first value of a stream is handed over; later ones say nothing."""
+        if self.handed or not self.open:
+            return
+        self.handed = True
+        self._recorder.interval("first_byte", self._of.name, self.start_ns, self._recorder.clock())
 
     def discard(self) -> None:
         """Close without counting; later spans are late."""
