@@ -95,7 +95,7 @@ class _Writes:
     def __init__(self, context: Any, request: Any) -> None:
         self._context, self._request, self._begun = context, request, False
 
-    @property  # type: ignore[misc]  (it passes for the context)
+    @property  # type: ignore[misc]  # it passes for the context
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._context.__class__
 
