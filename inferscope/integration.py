@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope import guard
-from inferscope.copied import copies, forget_copies, record_copy, record_first_byte, record_shape, shape_of
+from inferscope.copied import copies, forget_copies, record_copy, record_first_byte, record_shape, shape_of, shape_tables
 from inferscope.errors import IntegrationUnavailableError
 from inferscope.imports import is_loading, when_loaded
 from inferscope.patching import Ledger
@@ -42,6 +42,7 @@ __all__ = [
     "recorder",
     "registry",
     "shape_of",
+    "shape_tables",
     "stand_in",
 ]
 
@@ -289,13 +290,14 @@ def stand_in(kind: str, original: Any, patch: Patch, slow: Callable[..., Any], *
         slow: Does all of it in Python; runs while `timer.enabled`, and always where the compiled core is missing.
         **more: `timer`, an object with `enabled`; `note(began_ns, result, *args, **kwargs)` of `move` and `make`, and of `forward` where it
             gets 0 and None first; for `forward` the ContextVar
-            `inside`, `names` ({id(module): (anything, stage)}) and the common stage's `name`.
+            `inside`, `names` ({id(module): (anything, stage)}), the common stage's `name`, and `shapes`: the `shape_tables`, in which the
+            core notes a shape that was met before without asking `note`.
     """
     make = getattr(core.default, "_stand_in", None)
     if make is None:
         return slow
-    timer, note, inside = more.get("timer"), more.get("note"), more.get("inside")
-    made: Callable[..., Any] = make(kind, original, (patch, timer, slow, note, inside, more.get("names", {}), more.get("name")))
+    timer, note, inside, shapes = more.get("timer"), more.get("note"), more.get("inside"), more.get("shapes")
+    made: Callable[..., Any] = make(kind, original, (patch, timer, slow, note, inside, more.get("names", {}), more.get("name"), shapes))
     return made
 
 

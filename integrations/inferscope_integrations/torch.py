@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, cast
 from inferscope.device.backends import captures
 from inferscope.device.events import timer
 from inferscope.device.waits import begin_here, watch
-from inferscope.integration import Integration, record_shape, recorder, stand_in
+from inferscope.integration import Integration, record_shape, recorder, shape_tables, stand_in
 from inferscope.slots import slots
 
 if TYPE_CHECKING:
@@ -87,13 +87,18 @@ def _begin(args: tuple[Any, ...], kwargs: dict[str, Any], stage: str) -> _OnDevi
 
 
 def _note_shape(_began: int, _result: object, _module: object, *args: Any, **kwargs: Any) -> None:
-    """Note the shape of the first input, its own or its first part's."""
+    """Note the shape of the first input, its own or its first part's; the core does it where that shape was met before.
+
+    While torch traces, a shape holds tensors or symbols, which nobody may hold nor compare.
+    """
     try:
-        shape: Any = args[0].shape  # nearly always; it runs at each forward
+        shape: Any = args[0].shape
     except (AttributeError, IndexError):
         shape = getattr(_first_input(args, kwargs), "shape", None)
     if isinstance(shape, tuple):
-        record_shape(cast("tuple[int, ...]", shape))
+        sizes: tuple[Any, ...] = shape
+        if all(type(size) is int for size in sizes):
+            record_shape(sizes)
 
 
 def _end(begun: _OnDevice, stage: str, result: Any, module: Any) -> None:
@@ -149,7 +154,8 @@ class TorchIntegration(Integration):
                 finally:
                     _inside.reset(token)
 
-            return stand_in("forward", original, patch, __call__, timer=timer, note=_note_shape, inside=_inside, names=_names, name=FORWARD)
+            more = {"timer": timer, "note": _note_shape, "inside": _inside, "names": _names, "name": FORWARD, "shapes": shape_tables()}
+            return stand_in("forward", original, patch, __call__, **more)
 
         ledger.replace(torch.nn.Module, "__call__", make)
         _watch_captures(torch, ledger)

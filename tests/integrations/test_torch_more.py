@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import pickle
 import threading
+import weakref
 
 import pytest
 
@@ -279,3 +280,94 @@ def test_a_second_registry_patches_on_top_and_leaves_cleanly(seen) -> None:
     second.uninstrument()
     first.uninstrument()
     assert dict(vars(torch.nn.Module)) == before
+
+
+class Odd(torch.nn.Module):
+    """Takes anything."""
+
+    def forward(self, *args, **kwargs):
+        return 1
+
+
+class Shaped:
+    def __init__(self, shape) -> None:
+        self._shape = shape
+
+    @property
+    def shape(self):
+        if isinstance(self._shape, type):
+            raise self._shape
+        return self._shape
+
+
+ODD_INPUTS = {
+    "a tensor": (lambda: (torch.ones(2, 3),), (2, 3), 6.0),
+    "a number": (lambda: (torch.ones(()),), (), 1.0),
+    "a list of tensors": (lambda: ([torch.ones(4), torch.ones(5)],), (4,), 4.0),
+    "a dict of tensors": (lambda: ({"ids": torch.ones(3, 2)},), (3, 2), 6.0),
+    "text": (lambda: ("text",), None, None),
+    "nothing": (lambda: (), None, None),
+    "what has a shape": (lambda: (Shaped((7, 2)),), (7, 2), 14.0),
+    "what has no numbers in its shape": (lambda: (Shaped((torch.ones(1), 2)),), None, None),
+    "what has no tuple": (lambda: (Shaped([3, 4]),), None, None),
+    "what refuses": (lambda: (Shaped(RuntimeError),), None, None),
+    "what has none": (lambda: (Shaped(AttributeError),), None, None),
+}
+
+
+@pytest.mark.parametrize("name", ODD_INPUTS)
+def test_the_first_inputs_shape_is_noted_by_core_and_twin_alike(instrument, name: str) -> None:
+    from inferscope import copied
+    from inferscope_integrations import torch as ours
+
+    make, shape, size = ODD_INPUTS[name]
+    instrument("torch")
+    model, inputs = Odd(), make()
+
+    def by_twin() -> None:
+        with contextlib.suppress(Exception):  # as both do that call it
+            ours._note_shape(0, None, model, *inputs)
+
+    found = []
+    for forward in (lambda: model(*inputs), lambda: model(*inputs), by_twin):  # a shape that is new; the same again; in Python
+        with core.default.request("predict") as held:
+            forward()
+        found.append((copied.shape_of(held.id), held.size))
+    expected = None if shape is None else (shape, False)
+    assert found[1] == found[2] == (expected, size)
+    assert found[0] == (None if shape is None else (shape, True), size)
+    with core.default.request("predict", size=3) as held:  # a size of its own stays, and the first model says the shape
+        model(*inputs)
+        model(torch.ones(9, 9))
+    first = (9, 9) if shape is None else shape
+    assert (copied.shape_of(held.id), held.size) == ((first, True), 3.0)
+
+
+def test_a_noted_shape_holds_no_tensor(instrument) -> None:
+    instrument("torch")
+    for _ in range(2):
+        value = torch.ones(2, 3)
+        gone = weakref.ref(value)
+        with core.default.request("predict"):
+            Odd()(value)
+        del value
+        assert gone() is None
+
+
+def test_an_interrupt_while_the_shape_is_read_is_not_swallowed(instrument) -> None:
+    instrument("torch")
+    with core.default.request("predict"), pytest.raises(KeyboardInterrupt):
+        Odd()(Shaped(KeyboardInterrupt))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "error::torch.jit.TracerWarning")
+def test_tracing_inside_a_request_leaves_no_tensor_behind(instrument) -> None:
+    from inferscope import copied
+
+    instrument("torch")
+    net, value = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.ones(1, 2)
+    with core.default.request("predict"):
+        torch.jit.trace(net, value)
+    met, recent = copied.shape_tables()
+    shapes = [*met, *(held[1] for held in recent if held is not None)]
+    assert all(type(size) is int for shape in shapes for size in shape)

@@ -10,9 +10,9 @@
 PyObject *recorder_stage(PyObject *self, PyObject *name);
 
 /* Of Decorated.extra; a name that a kind has no use for is None. */
-enum { PATCH, TIMER, SLOW, NOTE, INSIDE, NAMES, NAME, EXTRAS };
+enum { PATCH, TIMER, SLOW, NOTE, INSIDE, NAMES, NAME, SHAPES, EXTRAS };
 
-static PyObject *str_active = NULL, *str_enabled = NULL, *str_is_cpu = NULL;
+static PyObject *str_active = NULL, *str_enabled = NULL, *str_is_cpu = NULL, *str_shape = NULL;
 
 static inline PyObject *extra(const Decorated *d, int index) {
     return PyTuple_GET_ITEM(d->extra, index);
@@ -71,11 +71,63 @@ SLOW_PATH static int tell(const Decorated *d, int64_t began, PyObject *result, P
     return 0;
 }
 
-static inline int in_request(const Decorated *d) {
+/* Numbers alone: while torch traces, they are tensors or symbols, which nobody may hold nor compare. */
+static inline int is_plain_shape(PyObject *shape) {
+    if (!PyTuple_Check(shape))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(shape); i++)
+        if (UNLIKELY(!PyLong_CheckExact(PyTuple_GET_ITEM(shape, i))))
+            return 0;
+    return 1;
+}
+
+/* What copied.record_shape() does with a shape that was met before. */
+static int note_known(Request *r, PyObject *recent, PyObject *shape, double size) {
+    Py_ssize_t room = PyList_GET_SIZE(recent), place = room == 0 ? 0 : (Py_ssize_t)(r->id % room);
+    PyObject *before = room == 0 ? NULL : PyList_GET_ITEM(recent, place), *entry = NULL;
+    PyObject *id = before == NULL ? NULL : PyLong_FromLongLong(r->id);
+    if (id != NULL && PyTuple_CheckExact(before) && PyTuple_GET_SIZE(before) == 3 && PyLong_AsLongLong(PyTuple_GET_ITEM(before, 0)) == r->id) {
+        Py_DECREF(id); /* the first model of several is the one that the input is of */
+        return 1;
+    }
+    if (id != NULL)
+        entry = PyTuple_Pack(3, id, shape, Py_False);
+    Py_XDECREF(id);
+    if (UNLIKELY(entry == NULL || PyList_SetItem(recent, place, entry) < 0)) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (!r->has_size) {
+        r->size = size;
+        r->has_size = 1;
+    }
+    return 1;
+}
+
+/* Nearly always the first input is a tensor of a shape that was met before; 0 when it is not, and NOTE must look; -1 for an interrupt. */
+static int note_shape(const Decorated *d, Request *r, PyObject *first) {
+    PyObject *tables = extra(d, SHAPES); /* None, or what met shapes hold and the list of recent requests */
+    if (tables == Py_None || PyList_CheckExact(first) || PyTuple_CheckExact(first) || PyDict_CheckExact(first))
+        return 0;
+    PyObject *shape = PyObject_GetAttr(first, str_shape), *size = NULL;
+    if (LIKELY(shape != NULL && is_plain_shape(shape)))
+        size = PyDict_GetItemWithError(PyTuple_GET_ITEM(tables, 0), shape);
+    int told = LIKELY(size != NULL && PyFloat_CheckExact(size)) ? note_known(r, PyTuple_GET_ITEM(tables, 1), shape, PyFloat_AsDouble(size)) : 0;
+    Py_XDECREF(shape);
+    if (UNLIKELY(told == 0 && PyErr_Occurred() != NULL)) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return -1;
+        PyErr_Clear();
+    }
+    return told;
+}
+
+/* Of a forward that ended well. */
+static int note(const Decorated *d, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
     Request *current = request_current(d->rec);
-    int open = current != NULL && current->open;
+    int told = current == NULL || !current->open ? 1 : n > 1 ? note_shape(d, current, args[1]) : 0;
     Py_XDECREF(current);
-    return open;
+    return LIKELY(told != 0) ? told : tell(d, 0, Py_None, args, n, kwnames);
 }
 
 static PyObject *timed_forward(Decorated *d, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
@@ -100,7 +152,7 @@ static PyObject *timed_forward(Decorated *d, PyObject *const *args, size_t nargs
     Py_DECREF(span);
     if (UNLIKELY(result == NULL))
         PyErr_Restore(type, value, traceback);
-    else if (extra(d, NOTE) != Py_None && in_request(d) && UNLIKELY(tell(d, 0, Py_None, args, PyVectorcall_NARGS(nargsf), kwnames) < 0))
+    else if (extra(d, NOTE) != Py_None && UNLIKELY(note(d, args, PyVectorcall_NARGS(nargsf), kwnames) < 0))
         Py_CLEAR(result);
     return result;
 }
@@ -167,11 +219,17 @@ static vectorcallfunc kind_of(PyObject *kind) {
     return NULL;
 }
 
+static int are_tables(PyObject *shapes) {
+    return shapes == Py_None || (PyTuple_CheckExact(shapes) && PyTuple_GET_SIZE(shapes) == 2 && PyDict_CheckExact(PyTuple_GET_ITEM(shapes, 0)) &&
+                                 PyList_CheckExact(PyTuple_GET_ITEM(shapes, 1)));
+}
+
 /* _stand_in(kind, method, extras); see `inferscope.integration.stand_in`. */
 static PyObject *recorder_stand_in(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     vectorcallfunc call = nargs == 3 ? kind_of(args[0]) : NULL;
-    if (call == NULL || !PyTuple_CheckExact(args[2]) || PyTuple_GET_SIZE(args[2]) != EXTRAS || !PyDict_CheckExact(PyTuple_GET_ITEM(args[2], NAMES))) {
-        PyErr_SetString(PyExc_TypeError, "_stand_in() takes 'forward', 'move', 'read', 'make' or 'call', a method and a tuple of seven");
+    if (call == NULL || !PyTuple_CheckExact(args[2]) || PyTuple_GET_SIZE(args[2]) != EXTRAS || !PyDict_CheckExact(PyTuple_GET_ITEM(args[2], NAMES)) ||
+        !are_tables(PyTuple_GET_ITEM(args[2], SHAPES))) {
+        PyErr_SetString(PyExc_TypeError, "_stand_in() takes 'forward', 'move', 'read', 'make' or 'call', a method and a tuple of eight");
         return NULL;
     }
     return decorated_new((Recorder *)self, args[1], args[1], args[2], call);
@@ -183,8 +241,9 @@ int stand_in_setup(void) {
     str_active = PyUnicode_InternFromString("active");
     str_enabled = PyUnicode_InternFromString("enabled");
     str_is_cpu = PyUnicode_InternFromString("is_cpu");
+    str_shape = PyUnicode_InternFromString("shape");
     PyObject *descriptor = PyDescr_NewMethod(TYPE(Recorder), &stand_in_method);
-    int rc = str_active == NULL || str_enabled == NULL || str_is_cpu == NULL || descriptor == NULL
+    int rc = str_active == NULL || str_enabled == NULL || str_is_cpu == NULL || str_shape == NULL || descriptor == NULL
                  ? -1
                  : type_set(TYPE(Recorder), stand_in_method.ml_name, descriptor);
     Py_XDECREF(descriptor);
