@@ -96,7 +96,7 @@ def _note_shape(_began: int, _result: object, _module: object, *args: Any, **kwa
     except (AttributeError, IndexError):
         shape = getattr(_first_input(args, kwargs), "shape", None)
     if isinstance(shape, tuple):
-        sizes: tuple[Any, ...] = shape
+        sizes: tuple[Any, ...] = cast("Any", shape)
         if all(type(size) is int for size in sizes):
             record_shape(sizes)
 
