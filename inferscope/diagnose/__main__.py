@@ -51,7 +51,8 @@ def pace_self(share: float) -> None:
 
     def rest(_number: int, _frame: object) -> None:
         nonlocal rested_at_s
-        used_s, rested_at_s = time.process_time() - rested_at_s, time.process_time()
+        now_s = time.process_time()
+        used_s, rested_at_s = max(0.0, now_s - rested_at_s), now_s  # a signal in between has rested until after `now_s`
         time.sleep(used_s * rests)  # by what was used, because the kernel's own tick may be longer than the slice
 
     signal.signal(signal.SIGPROF, rest)
