@@ -39,6 +39,8 @@ FALSE_A_DAY = 0.1
 FLEET = 800
 REPLICAS = 1000
 INDEPENDENT_S, BURSTY_S = 3.0, 15.0
+FRESH = 1000
+"""First seed of the runs that judge the draw: its constants were chosen on seeds 0 to 99."""
 S = 1_000_000_000
 DAY = 86400
 OBJECTIVE = SLO("score", p99_ms=20)
@@ -234,7 +236,7 @@ def caught(*, quick):
         "stall of an attempt that is dropped", middle, "ms", "reported", p99=late, note=f"P99 {late:.2f} ms, {len(took)} attempts"
     )
     for shape in ("bursty", "independent"):
-        found = [_keeping.kept((shape, seed), stalls) for seed in range(runs)]
+        found = [_keeping.kept((shape, seed), stalls) for seed in range(FRESH, FRESH + runs)]
         share = sum(slow >= 5 for slow, _, _ in found) / runs
         over, attempts = (float(np.mean([each[place] for each in found])) for place in (1, 2))
         yield harness.row(
