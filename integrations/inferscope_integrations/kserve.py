@@ -60,6 +60,10 @@ class _Histogram:
     def __doc__(self) -> Any:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride] - a stand-in's is the histogram's
         return self._histogram.__doc__
 
+    @property
+    def __module__(self) -> Any:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride] - likewise
+        return self._histogram.__module__
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._histogram, name)
 

@@ -95,6 +95,25 @@ def together(ask, values) -> None:
         thread.join()
 
 
+CHECK = """
+import importlib.metadata, json, sys
+from inferscope.integration import GROUP
+from inferscope.testing.integration_checks import problems
+(point,) = importlib.metadata.entry_points(group=GROUP, name=sys.argv[1])
+print(json.dumps(problems(point.load()())))
+"""
+
+
+@pytest.mark.parametrize(("framework", "integration"), [("bentoml", "bentoml"), ("kserve", "kserve"), ("ray", "ray_serve")])
+def test_the_integration_passes_the_checks_that_any_can_run(interpreter, tmp_path: Path, framework: str, integration: str) -> None:
+    done = subprocess.run(
+        [str(interpreter(framework)), "-c", CHECK, integration],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
 def test_bentoml(interpreter, tmp_path: Path) -> None:
     port = free_port()
     command = [str(interpreter("bentoml")), "-m", "bentoml", "serve", "bentoml_app:Scorer", "--port", str(port), "--working-dir", str(HERE)]
