@@ -117,6 +117,31 @@ def framework(name, *, fetch, timeout_s=600.0):
     return venv / "bin" / "python"
 
 
+PYTRITON_NEEDS = (PYTRITON, NUMPY, "wrapt!=2.2.0,<3", "hdrhistogram>=0.10.3,<0.11")
+"""What serves with pytriton, and what recording needs beside it."""
+
+
+def pytriton(*, fetch, timeout_s=300.0):
+    """The interpreter whose `Triton().run()` serves: the system's own, since the wheel's stub runs a callable on the system's libpython.
+
+    Raises:
+        ServerAbsentError: It is not here, cannot be fetched in time, or the system has no such Python.
+    """
+    venv, system = ROOT / "build" / "pytriton-venv", Path("/usr/bin/python3")
+    python, stamp = venv / "bin" / "python", venv / ".installed"
+    if stamp.exists() and stamp.read_text() == "\n".join(PYTRITON_NEEDS):
+        return python
+    if not fetch:
+        raise ServerAbsentError("pytriton is not here; 'make test-integrations' installs it")
+    if sys.platform != "linux" or os.uname().machine != "x86_64" or not system.exists():
+        raise ServerAbsentError("pytriton serves on x86-64 Linux with the system's own Python")
+    if not python.exists():
+        _run([str(system), "-m", "venv", str(venv)], timeout_s)
+    _run([str(python), "-m", "pip", "--quiet", "install", *PYTRITON_NEEDS], timeout_s)
+    stamp.write_text("\n".join(PYTRITON_NEEDS))
+    return python
+
+
 def triton(*, fetch, timeout_s=300.0):
     """Folder of the unpacked server.
 
