@@ -314,7 +314,16 @@ def rows_of(pool, quick):
         wrong = share([each for each, _ in ext], metric, {"IMPROVED", "REGRESSED"})
         low, high = proportion_bounds(round(wrong * long), long)
         note = f"[{low:.3f}, {high:.3f}] of {long}; mean pairs {np.mean([pairs for _, pairs in ext]):.0f}"
-        rows.append(row(f"A/A false verdicts, extended to 160 pairs, {metric}", wrong, "", f"<= {FALSE}", holds=(low if quick else wrong) <= FALSE, note=note))
+        rows.append(
+            row(
+                f"A/A false verdicts, extended to 160 pairs, {metric}",
+                wrong,
+                "",
+                f"<= {FALSE}",
+                holds=(low if quick else wrong) <= FALSE,
+                note=note,
+            )
+        )
     left, counted = bias(300)
     rows.append(row("warm-up bias left by MSER-5, constant of 60 requests", left, "", f"<= {BIAS}", holds=left <= BIAS and counted == 300))
     return rows
