@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from inferscope.control.protocol import LINE_BYTES, SCHEMA, Actor, Request, RequestError, check, load
-from inferscope.detect.fleet import JITTER_S, WANTED
+from inferscope.detect.fleet import JITTER_S, WANTED_IN_ALL
 from inferscope.errors import InferscopeError
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class OpampAgent:
             raise RequestError("inferscope.capture.expires_unix_s: expected the second after which it is void")
         if time.time() > expires:
             raise RequestError("inferscope.capture: it has expired")
-        replicas = wish.get("replicas", WANTED)
+        replicas = wish.get("replicas", WANTED_IN_ALL)
         if not isinstance(replicas, (int, float)) or isinstance(replicas, bool) or not 0 < replicas <= 1_000_000:
             raise RequestError("inferscope.capture.replicas: expected how many of the fleet shall capture, 1 to 1000000")
         self._replicas = float(replicas)

@@ -29,6 +29,7 @@ __all__ = ["HostBudget", "SelfSelection"]
 
 WANTED: Final = (2.0, 1.0, 1.0)
 """Replicas that shall capture, by round, on average; then as many as in the last."""
+WANTED_IN_ALL: Final = sum(WANTED)
 JITTER_S: Final = 4.0
 ROUND_S: Final = 45.0
 """Between draws: longer than a capture and its delay last, so that the rounds do not add up."""
@@ -55,7 +56,7 @@ class SelfSelection:
     """
 
     def __init__(self, fleet_size: int = 1, uniform: Callable[[], float] = random.random) -> None:
-        self.probabilities = tuple(1.0 if fleet_size <= sum(WANTED) else wanted / fleet_size for wanted in WANTED)
+        self.probabilities = tuple(1.0 if fleet_size <= WANTED_IN_ALL else wanted / fleet_size for wanted in WANTED)
         """Of being drawn, by round."""
         self.offered = self.drawn = 0
         self._uniform = uniform
