@@ -87,6 +87,7 @@ def test_the_knee_is_where_the_places_are_used_up(served, tmp_path):
     assert page.count("<svg") >= 2 + len(value["ladder"])
 
 
+@pytest.mark.soak  # it needs a machine whose speed stays the same for the whole search
 def test_the_highest_rate_is_what_the_places_can_serve(served, tmp_path):
     url = f"http://127.0.0.1:{served}/"
     words = ["bench", url, "--find-max-rate", "--rate", "15", "--slo", "p90<=300ms", "--duration", "4s", "--warmup", "0", "--max-lag", "1s"]
