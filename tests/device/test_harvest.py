@@ -78,10 +78,12 @@ def test_execution_is_the_truth_with_three_threads_out_of_order(rooms, seed) -> 
     rooms.sim.advance_ms(2000.0)
     rooms.harvester.run_once()
     truth = {op.name: op.end_ns - op.start_ns for op in rooms.sim.operations()}
-    errors = sorted(abs(span.exec_ns - truth[span.name]) for span in rooms.spans)
-    assert len(errors) == 450
-    # What is not the kernel itself: its launch, when the stream was empty as the first event was recorded.
-    assert errors[int(0.95 * len(errors))] <= 1000
+    assert len(rooms.spans) == 450
+    # A stream that was empty as the first event was recorded waits for the launch, for as long as the host lets the caller wait.
+    queued = [span for span in rooms.spans if span.queue_wait_ns is not None and span.queue_wait_ns > span.host_ns + 1000]
+    assert len(queued) >= 225
+    assert max(abs(span.exec_ns - truth[span.name]) for span in queued) <= 1000
+    assert all(-1000 <= span.exec_ns - truth[span.name] <= span.host_ns + 1000 for span in rooms.spans)
     assert rooms.channel.counts().lost == 0
 
 

@@ -100,6 +100,27 @@ def test_a_healthy_process_is_looked_at_in_bursts_and_all_the_time_while_an_obje
     assert watch.sampler.samples == 2
 
 
+def test_an_objective_that_burns_for_hours_is_not_sampled_all_the_time(watch, monkeypatch):
+    """Two minutes at first; then one part in sixteen of the time beside the bursts; an incident is sampled whatever was before it."""
+    moment = [10**12]
+    monkeypatch.setattr("inferscope.host.watch.now_ns", lambda: moment[0])
+    armed = []
+    for _ in range(4 * 3600):
+        watch.arm(burning=True)
+        armed.append(watch._always)
+        moment[0] += 10**9
+    assert all(armed[:120])
+    assert not any(armed[121:1000])
+    assert sum(armed[120:]) <= len(armed) / 16
+    assert max(len(run) for run in "".join("x" if on else " " for on in armed[121:]).split()) <= 61
+    watch.arm()
+    assert watch._always, "an incident pays for itself"
+    watch.disarm()
+    moment[0] += 3600 * 10**9
+    watch.arm(burning=True)
+    assert watch._always, "another day, another fire"
+
+
 def test_an_incident_begins_with_what_was_sampled_before_it(watch, monkeypatch):
     if watch.sampler.reason is not None:
         pytest.skip(watch.sampler.reason)

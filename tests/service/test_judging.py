@@ -120,6 +120,7 @@ def test_what_broke_waits_while_another_process_of_the_host_captures(workers, tm
         worker.second(number, ("lock", "rules", 50), requests=5)
     assert worker.keeper.opened == []
     assert worker.judging.selection.waiting
+    assert worker.judging.status()["fleet"]["host_lock"] == "another process of this host is capturing"
     other.release()
     worker.second(40, ("lock", "rules", 50))
     (breach,) = worker.keeper.opened
