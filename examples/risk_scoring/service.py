@@ -161,7 +161,10 @@ class Scoring(abc.ABC):
 
     def score(self, applicant: Applicant, trail: truth.Trail) -> dict[str, Any]:
         """One request, on a worker thread."""
-        trail.thread_id = threading.get_native_id()
+        with trail.worker():
+            return self._score(applicant, trail)
+
+    def _score(self, applicant: Applicant, trail: truth.Trail) -> dict[str, Any]:
         with torch.inference_mode(), self.queue():
             with scope.stage("preprocess"), trail.phase("preprocess"):
                 columns = self.scenarios(applicant)

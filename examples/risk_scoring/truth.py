@@ -12,6 +12,7 @@ import argparse
 import bisect
 import itertools
 import json
+import threading
 import time
 from collections import deque
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ KEPT: Final = 200_000
 class Trail:
     """One request's phases; each nanosecond is charged to the innermost phase that is open."""
 
-    __slots__ = ("_open", "end_ns", "phases", "start_ns", "status", "thread_id")
+    __slots__ = ("_open", "end_ns", "left_ns", "phases", "start_ns", "status", "taken_ns", "thread_id")
 
     def __init__(self) -> None:
         self.start_ns = time.perf_counter_ns()
@@ -46,6 +47,8 @@ class Trail:
         self.status = 0
         self.thread_id = 0
         """Native id of the thread that scored it."""
+        self.taken_ns = self.left_ns = 0
+        """While that thread worked for it: before and after, it may have worked for others."""
         self.phases: dict[str, int] = {}
         self._open: list[str] = []
 
@@ -66,9 +69,18 @@ class Trail:
             self._open.pop()
             self.add(cause, time.perf_counter_ns() - begin)
 
+    @contextmanager
+    def worker(self) -> Generator[None, None, None]:
+        """Notes the thread that scores it, and when it does."""
+        self.thread_id, self.taken_ns = threading.get_native_id(), time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.left_ns = time.perf_counter_ns()
+
     def row(self) -> dict[str, int]:
         """The finished request as one flat row: instants, status, ns by cause; causes sum to the whole."""
-        row = {"start_ns": self.start_ns, "end_ns": self.end_ns, "status": self.status, "thread_id": self.thread_id}
+        row = {name: getattr(self, name) for name in ("start_ns", "end_ns", "status", "thread_id", "taken_ns", "left_ns")}
         row.update({cause: self.phases.get(cause, 0) for cause in CAUSES[:-1]})
         row[CAUSES[-1]] = self.end_ns - self.start_ns - sum(self.phases.values())
         return row
@@ -115,10 +127,10 @@ def with_copies(rows: Iterable[dict[str, int]], copies: Iterable[Copy]) -> list[
         found = dict(row)
         thread = row["thread_id"]
         mine = by_thread.get(thread, [])
-        first = bisect.bisect_left(starts.get(thread, []), row["start_ns"])
+        first = bisect.bisect_left(starts.get(thread, []), row["taken_ns"])
         blocked: dict[str, int] = dict.fromkeys(_COPIES, 0)
         for copy in itertools.islice(mine, first, None):
-            if copy.asked_ns >= row["end_ns"]:
+            if copy.asked_ns >= row["left_ns"]:
                 break
             blocked[f"copy:{copy.direction}"] += copy.returned_ns - copy.asked_ns
         for cause, nanoseconds in blocked.items():

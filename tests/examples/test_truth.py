@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from examples.risk_scoring import truth
 from examples.risk_scoring.copy_engine import Copy
 
+MS = 1_000_000
+
 
 def row(end_ms: float, **phases_ms: float) -> dict[str, int]:
     """A request that ends at `end_ms`, with ms by cause (`_` for `:`)."""
@@ -84,12 +86,33 @@ def test_copies_are_as_long_as_the_device_says():
         asked, returned = int(asked_ms * 1e6), int((asked_ms + blocked_ms) * 1e6)
         return Copy(direction, 4, True, True, asked, asked, returned, returned, thread)
 
-    rows = [row(20, copy_h2d=10, copy_d2h=2, unattributed=1) | {"thread_id": 1}, row(40, copy_h2d=5) | {"thread_id": 2}]
+    def worked(thread: int, from_ms: float, to_ms: float) -> dict[str, int]:
+        return {"thread_id": thread, "taken_ns": int(from_ms * 1e6), "left_ns": int(to_ms * 1e6)}
+
+    rows = [row(20, copy_h2d=10, copy_d2h=2, unattributed=1) | worked(1, 7, 20), row(40, copy_h2d=5) | worked(2, 35, 40)]
     copies = [copied("d2h", 1, 18, 1.5), copied("h2d", 1, 8, 4), copied("h2d", 1, 13, 4), copied("h2d", 1, 30, 3), copied("h2d", 2, 10, 9)]
     first, second = truth.with_copies(rows, copies)
     assert (first["copy:h2d"], first["copy:d2h"], first["unattributed"]) == (8_000_000, 1_500_000, 3_500_000)
     assert (second["copy:h2d"], second["unattributed"]) == (0, 5_000_000)
     assert all(sum(each[cause] for cause in truth.CAUSES) == each["end_ns"] - each["start_ns"] for each in (first, second))
+
+
+def test_copies_of_others_that_the_thread_served_while_a_request_waited_for_it_are_not_its_own():
+    """Two requests came at once and one thread served both, one after the other."""
+    copies = [Copy("h2d", 4, True, True, asked, asked, asked + MS, asked + MS, 1) for asked in (2 * MS, 12 * MS)]
+    came = {"start_ns": 0, "status": 200, "thread_id": 1} | dict.fromkeys(truth.CAUSES, 0)
+    first = came | {"end_ns": 12 * MS + 1, "taken_ns": MS, "left_ns": 10 * MS, "copy:h2d": 2 * MS, "unattributed": 10 * MS + 1}
+    second = came | {
+        "end_ns": 20 * MS,
+        "taken_ns": 11 * MS,
+        "left_ns": 19 * MS,
+        "copy:h2d": 2 * MS,
+        "queue:threadpool": 11 * MS,
+        "unattributed": 7 * MS,
+    }
+    for found in truth.with_copies([first, second], copies):
+        assert found["copy:h2d"] == MS
+        assert sum(found[cause] for cause in truth.CAUSES) == found["end_ns"] - found["start_ns"]
 
 
 def test_a_written_log_reads_back(tmp_path, capsys, monkeypatch):
