@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from inferscope import settings
+from inferscope import forms
 from inferscope.errors import InferscopeError
 from inferscope.integration import Registry
 
@@ -39,7 +39,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
     given = {name: getattr(options, name) for name in ("service", "slo", "integrations", "state_dir")}
     for name, value in given.items():
         if value is not None:
-            settings.read(name, value, f"--{name.replace('_', '-')}")
+            forms.read(name, value, f"--{name.replace('_', '-')}")
     added = {f"INFERSCOPE_{name.upper()}": value for name, value in given.items() if value is not None}
     paths = [str(BOOTSTRAP), *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
     names = [name.strip() for name in (options.integrations or os.environ.get("INFERSCOPE_INTEGRATIONS", "")).split(",") if name.strip()]

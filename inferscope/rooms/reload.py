@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from inferscope import settings
+from inferscope import forms, settings
 from inferscope.control.lending import put_in_force, record
 from inferscope.control.protocol import Actor, plain
 from inferscope.detect import check_objectives
@@ -120,7 +120,7 @@ class SettingsFile:
 
     def _apply(self, key: str, value: Any) -> str | None:
         rooms, name = self._rooms, self._path.name if self._path is not None else ""
-        if key not in settings.KEYS:
+        if key not in forms.KEYS:
             raise ConfigurationError(f"{key} in {name}", value, "no setting has this name")
         before = rooms.settings.sources.get(key)
         if before in {"keyword", "environment"}:
@@ -129,7 +129,7 @@ class SettingsFile:
             )
         if key not in HOT:
             raise InferscopeError(f"{key} is read at start only; restart the service for it")
-        parsed = getattr(_DEFAULTS, key) if value is None else settings.read(key, value, f"{key} in {name}")
+        parsed = getattr(_DEFAULTS, key) if value is None else forms.read(key, value, f"{key} in {name}")
         if key == "slo":
             put_in_force(rooms, check_objectives(parsed))
         elif key == "triggers":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope.clock import now_ns
@@ -272,28 +273,15 @@ def _copying(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
     return make
 
 
+def _tell_cloned(begun: Begun, _: Any, result: Any, began: int) -> None:
+    """Tell of a copy in the device's memory."""
+    with contextlib.suppress(Exception):  # a result that only looks like a tensor
+        report(begun, None, "d2d", result.nbytes, began, non_blocking=True)
+
+
 def _cloning(torch: Any) -> Callable[[Any, Patch], Callable[..., Any]]:
-    """Makes `clone`: a copy in the device's memory."""
-    is_compiling = torch.compiler.is_compiling
-
-    def make(original: Any, patch: Patch) -> Callable[..., Any]:
-        def clone(*args: Any, **kwargs: Any) -> Any:
-            if not args or not _on_device(args[0]) or is_compiling() or not patch.active:
-                return original(*args, **kwargs)
-            began = now_ns()
-            begun = begin(args[0].device) if timer.enabled else None
-            try:
-                result = original(*args, **kwargs)
-            except BaseException:
-                abandon(begun)
-                raise
-            with contextlib.suppress(Exception):  # a result that only looks like a tensor
-                report(begun, None, "d2d", result.nbytes, began, non_blocking=True)
-            return result
-
-        return stand_in("read", original, patch, clone)
-
-    return make
+    """Makes `clone`."""
+    return _on_its_device(torch, _tell_cloned, lambda _first, _rest, _kwargs: True)
 
 
 def _made_where(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, inherits: bool) -> Any:
@@ -379,11 +367,18 @@ def _waits(name: str, first: Any, rest: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _reading(torch: Any, name: str) -> Callable[[Any, Patch], Callable[..., Any]]:
     """Makes a method or function that waits for the device when its tensor lies there."""
+    return _on_its_device(torch, read, partial(_waits, name))
+
+
+def _on_its_device(
+    torch: Any, tell: Callable[[Begun, Any, Any, int], None], concerns: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
+) -> Callable[[Any, Patch], Callable[..., Any]]:
+    """Makes a method or function that is told of where its first tensor lies on a device and the call `concerns` us."""
     is_compiling = torch.compiler.is_compiling
 
     def make(original: Any, patch: Patch) -> Callable[..., Any]:
         def reading(*args: Any, **kwargs: Any) -> Any:
-            if not args or not _on_device(args[0]) or is_compiling() or not patch.active or not _waits(name, args[0], args[1:], kwargs):
+            if not args or not _on_device(args[0]) or is_compiling() or not patch.active or not concerns(args[0], args[1:], kwargs):
                 return original(*args, **kwargs)
             began = now_ns()
             begun = begin(args[0].device) if timer.enabled else None
@@ -392,7 +387,7 @@ def _reading(torch: Any, name: str) -> Callable[[Any, Patch], Callable[..., Any]
             except BaseException:
                 abandon(begun)
                 raise
-            read(begun, args[0], result, began)
+            tell(begun, args[0], result, began)
             return result
 
         return stand_in("read", original, patch, reading)

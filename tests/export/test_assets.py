@@ -11,7 +11,7 @@ import pytest
 from inferscope import semconv
 from inferscope.export.otlp.traces import KEEP
 from inferscope.export.prometheus import metric_name
-from inferscope.settings import KEYS
+from inferscope.forms import KEYS
 
 yaml = pytest.importorskip("yaml")
 ASSETS = Path(__file__).parents[2] / "integrations"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inferscope import settings
+from inferscope import forms, settings
 from inferscope.errors import ConfigurationError
 
 
@@ -106,7 +106,7 @@ def test_otel_names_are_taken_when_ours_are_not_given(tmp_path: Path) -> None:
 
 
 def test_objectives_as_text() -> None:
-    assert settings.parse_slo("score:p99_ms=20,min_requests=50; rank:p95_ms=5,cls=gold") == (
+    assert forms.parse_slo("score:p99_ms=20,min_requests=50; rank:p95_ms=5,cls=gold") == (
         {"name": "score", "p99_ms": 20.0, "min_requests": 50.0},
         {"name": "rank", "p95_ms": 5.0, "cls": "gold"},
     )
