@@ -147,7 +147,8 @@ def come_back(receiver, served, seconds):
 
 
 def outages(block_s, pairs, rate=1000):
-    """By mode: differences of the share of requests delayed beyond 0.5 ms (per 10 000) in each pair; memory in kB; requests and the receiver's total."""
+    """By mode: differences of the share of requests delayed beyond 0.5 ms (per 10 000) in each pair; memory in kB that was
+    taken while it was away and while it was there; requests and the receiver's total."""
     import inferscope
 
     found, served = {}, 0
@@ -177,9 +178,19 @@ def outages(block_s, pairs, rate=1000):
         total = come_back(receiver, served, 20)
         inferscope.shutdown()
     # What the evidence's horizon takes in its first minutes is in both kinds of blocks alike.
-    return found, grown[False] - grown[True], served, total
+    return found, (grown[False], grown[True]), served, total
+
+
+def alone(block_s, pairs):
+    """The same in a process of its own: in one that did something else before, memory of that is given back in some block or other."""
+    done = subprocess.run([sys.executable, __file__, str(block_s), str(pairs)], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 def _restarting(receiver, stop):
     while not stop.wait(0.15):
         receiver.say("restart")
+
+
+if __name__ == "__main__":
+    print(json.dumps(outages(float(sys.argv[1]), int(sys.argv[2]))))
