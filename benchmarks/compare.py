@@ -5,7 +5,7 @@
 A/A, real: two processes of one HTTP service that hashes for half a millisecond and now and then stands still for some (its own collections,
 and whatever else this machine does), asked 500 times a second, in blocks of 75 ms that take turns A B B A
 (both scheduled ahead of other programs where that is allowed: their stalls are longer than such blocks). 40 blocks are one comparison, with
-the gates of `inferscope ab`. The full run makes 200 comparisons (11 minutes of about 20), `--quick` as many as fit.
+the gates of `inferscope ab`. The full run makes 200 comparisons (11 minutes of about 25), `--quick` as many as fit.
 
 Power, simulated: 8 ms with lognormal noise, bursts of 5 requests that are 8 ms slower on average (six in a thousand requests), on a machine
 whose speed wanders by 5 % (first-order autoregressive from block to block). 20 pairs of blocks of 1000 requests in the order A B B A. With
@@ -279,7 +279,7 @@ def share(words, metric, wanted):
 
 def rows_of(pool, quick):
     row = _harness.row
-    same, small, large, long = (100, 30, 60, 2) if quick else (600, 100, 600, 120)
+    same, small, large, long = (100, 30, 60, 2) if quick else (600, 100, 600, 600)
     aa = list(pool.map(fixed, [(seed, 1.0) for seed in range(same)], chunksize=5))
     words = [each for each, _ in aa]
     rows = []
