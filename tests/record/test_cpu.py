@@ -62,7 +62,9 @@ def test_a_class_that_changes_its_length_is_no_mixture_of_two_scales(implementat
                 clock.tick(length)
     told = recorder.read_class(0)
     assert told["wall_ns"] == 64 * 100 * 100_000 + 400 * 4_000_000
-    assert told["cpu_wall_ns"] == pytest.approx(told["wall_ns"], rel=0.05 if mode == "auto" else 0)
+    # Before the class is known to be long, one of its long requests may be drawn as a short one is: it stands for 64, as rarely as it should.
+    drawn = 64 * 4_000_000 if mode == "auto" else 0
+    assert told["cpu_wall_ns"] == pytest.approx(told["wall_ns"], rel=0, abs=(0.05 * told["wall_ns"] if drawn else 0) + drawn)
     assert told["cpu_requests"] == 6800 if mode == "on" else 480 <= told["cpu_requests"] <= 520
 
 
