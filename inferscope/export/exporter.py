@@ -178,20 +178,22 @@ class Exporter:
         """Keep and send what was put down since the last run.
 
         Args:
-            timeout_s: Bound of all deliveries of this run together.
+            timeout_s: Bound of all deliveries of this run together; of the whole run where it is forced, because then a caller waits.
             force: Try even when the circuit breaker is open.
 
         Returns:
             Whether everything that has a receiver was delivered.
         """
+        deadline = time.monotonic() + timeout_s
         if self._closed or not self._lock.acquire(timeout=timeout_s):
             return False
         try:
-            return self._run(time.monotonic() + timeout_s, force=force)
+            return self._run(deadline, force=force, deliveries_s=0.0 if force else timeout_s)
         finally:
             self._lock.release()
 
-    def _run(self, deadline: float, *, force: bool) -> bool:
+    def _run(self, deadline: float, *, force: bool, deliveries_s: float = 0.0) -> bool:
+        """One run until `deadline`; its deliveries have `deliveries_s` whatever the building took, which rests while busy threads compute."""
         batch, self._batch = self._batch, None
         slices = Slices()
         series: tuple[Series, ...] = ()
@@ -205,9 +207,11 @@ class Exporter:
             slices.rest()
         with guard("export.keep"), self._files:
             self._keep(series, traces, slices)
+        payload = None if batch is None else self._metrics_payload(series, batch, slices, force=force)
+        deadline = max(deadline, time.monotonic() + deliveries_s)
         delivered = self._send_events(deadline, force=force)
         if batch is not None:
-            self._undelivered = not self._send_metrics(series, batch, deadline, slices, force=force)
+            self._undelivered = not self._send_metrics(series, payload, deadline, slices, force=force)
             slices.rest()
         delivered = self._send_traces(deadline, force=force) and delivered
         self._send_profiles(deadline, force=force)
@@ -303,16 +307,24 @@ class Exporter:
             )
         return True
 
-    def _send_metrics(self, series: tuple[Series, ...], batch: ExportBatch, deadline: float, slices: Slices, *, force: bool) -> bool:
+    def _metrics_payload(self, series: tuple[Series, ...], batch: ExportBatch, slices: Slices, *, force: bool) -> bytes | None:
+        """The request of this run, empty where nothing changed; None where it would be for nothing, or failed."""
+        sender = self._senders.get("metrics")
+        if sender is None or not (force or sender.breaker.allows()):
+            return None
+        with guard("export.metrics"):
+            chosen, temporality = (self._sent_tracker.delta(series, slices), DELTA) if self._delta else (series, CUMULATIVE)
+            return encode(chosen, batch.resource, temporality, slices, self._attributes) if chosen else b""
+        return None
+
+    def _send_metrics(self, series: tuple[Series, ...], payload: bytes | None, deadline: float, slices: Slices, *, force: bool) -> bool:
         sender = self._senders.get("metrics")
         if sender is None:
             return True
         outcome = Outcome.FAILED
-        if force or sender.breaker.allows():  # else the encoding would be for nothing
+        if payload is not None:
             with guard("export.metrics"):
-                chosen, temporality = (self._sent_tracker.delta(series, slices), DELTA) if self._delta else (series, CUMULATIVE)
-                payload = encode(chosen, batch.resource, temporality, slices, self._attributes)
-                outcome = sender.send(payload, deadline - time.monotonic(), force=force) if chosen else Outcome.SENT
+                outcome = sender.send(payload, deadline - time.monotonic(), force=force) if payload else Outcome.SENT
         if self._delta:
             if outcome is Outcome.SENT:
                 self._sent_tracker.acknowledge(series, slices)
@@ -376,18 +388,7 @@ class Exporter:
     def status(self) -> dict[str, Any]:
         """What is on, where it goes, what failed."""
         return {
-            "targets": {
-                signal: {
-                    "endpoint": sender.target.endpoint,
-                    "protocol": sender.target.protocol,
-                    "sent": sender.sent,
-                    "failed": sender.failed,
-                    "refused": sender.refused,
-                    "breaker_open": sender.breaker.open,
-                    "last_error": sender.last_error or None,
-                }
-                for signal, sender in self._senders.items()
-            },
+            "targets": {signal: sender.status() for signal, sender in self._senders.items()},
             "untaken": dict(self._untaken),
             "temporality": "delta" if self._delta else "cumulative",
             "events_waiting": len(self._events),

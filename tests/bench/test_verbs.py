@@ -36,7 +36,7 @@ def measured(tmp_path_factory, write_functions):
     os.chdir(folder)
     try:
         code = status_of(
-            "bench", "functions:score", "--inputs", "inputs.jsonl", "--repeat", 400, "-o", "base.json", "--json", "document.json"
+            "bench", "functions:score", "--inputs", "inputs.jsonl", "--repeat", 800, "-o", "base.json", "--json", "document.json"
         )
     finally:
         os.chdir(before)
@@ -53,12 +53,12 @@ def run_file(measured, functions):
 
 def test_a_function_is_measured_in_a_process_of_its_own(run_file, functions):
     value = json.loads((functions / "document.json").read_text())
-    assert value["metrics"]["requests"] + value["warmup"]["cut"] == 600
+    assert value["metrics"]["requests"] + value["warmup"]["cut"] == 1000
     assert value["metrics"]["failed"] == 0
     assert value["metrics"]["latency"]["p50"]["ms"] > 1.0
     assert value["metrics"]["latency"]["p999"]["ms"] is None
     think = next(stage for stage in value["stages"] if stage["name"] == "think")
-    assert think["count"] == 600
+    assert think["count"] == 1000
     assert value["process"]["memory"]["static_bytes"] > 1e6
     assert 0 < value["process"]["cpu_cores"] < 2
     assert value["device"] is None
@@ -66,7 +66,7 @@ def test_a_function_is_measured_in_a_process_of_its_own(run_file, functions):
     shown = "\n".join(text.run_lines(value, ["p999"]))
     assert "closed loop: the tail is optimistic" in shown
     assert "needs ≥ 3688 requests" in shown
-    assert runs.read(run_file).load.status.size == 600
+    assert runs.read(run_file).load.status.size == 1000
 
 
 def test_golden_outputs_are_kept_and_checked(functions, capsys):

@@ -84,6 +84,50 @@ def test_no_mood_holds_the_thread_or_the_exit(make, exporter, mood, lines):
     assert 1 <= len(lines()) <= 2
 
 
+def slow_to_build(monkeypatch, exporter, seconds):
+    """As beside threads that compute: the building rests and gets the interpreter back late."""
+    build = exporter._builder.build
+
+    def late(*args, **keywords):
+        time.sleep(seconds / 2)  # it is called twice a run
+        return build(*args, **keywords)
+
+    monkeypatch.setattr(exporter._builder, "build", late)
+
+
+def test_the_time_to_deliver_begins_when_the_request_is_built(make, exporter, monkeypatch, lines):
+    with OtlpReceiver("slow", delay_s=0.3) as receiver:
+        mine = exporter(endpoint=receiver.url)
+        slow_to_build(monkeypatch, mine, 0.5)
+        mine.offer(requests(make, 10))
+        assert mine.run_once(0.6), "0.5 s of building left too little of 0.6 s"
+    assert not lines()
+
+
+def test_a_caller_who_waits_is_not_kept_longer_by_the_building(make, exporter, monkeypatch):
+    with OtlpReceiver("black_hole") as receiver:
+        mine = exporter(endpoint=receiver.url)
+        slow_to_build(monkeypatch, mine, 0.3)
+        mine.offer(requests(make, 10))
+        begun = time.monotonic()
+        assert not mine.flush(0.6)
+        assert time.monotonic() - begun < 0.8
+
+
+def test_a_caller_who_waits_for_a_run_has_that_time_less(make, exporter):
+    with OtlpReceiver("black_hole") as receiver:
+        mine = exporter(endpoint=receiver.url)
+        mine.offer(requests(make, 10))
+        worker = threading.Thread(target=mine.run_once, args=(0.5,))
+        worker.start()
+        time.sleep(0.1)
+        mine.offer(requests(make, 11))
+        begun = time.monotonic()
+        assert not mine.flush(0.7)
+        assert time.monotonic() - begun < 0.95
+    worker.join()
+
+
 def test_shutdown_does_not_wait_for_a_run_that_hangs(make, exporter):
     with OtlpReceiver("black_hole") as receiver:
         mine = exporter(endpoint=receiver.url)

@@ -11,7 +11,7 @@ import enum
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from inferscope.export.otlp.target import GRPC
 from inferscope.export.otlp.wire import Reply
@@ -156,6 +156,18 @@ class Sender:
         self.failed += 1
         self.last_error = reply.reason
         self.breaker.failed(reply.retry_after_s)
+
+    def status(self) -> dict[str, Any]:
+        """Where it goes, what failed."""
+        return {
+            "endpoint": self.target.endpoint,
+            "protocol": self.target.protocol,
+            "sent": self.sent,
+            "failed": self.failed,
+            "refused": self.refused,
+            "breaker_open": self.breaker.open,
+            "last_error": self.last_error or None,
+        }
 
     def interrupt(self) -> None:
         """End waiting between tries; nothing is sent afterwards."""
