@@ -31,7 +31,7 @@ def rare(arrival, share=0.09):
 def reads_in_loop(service):
     """Results are brought back row by row; some requests have many."""
     card = Card(service, "torch", "copies")
-    card.sim.configure(copy_us=1000, pageable_us=100)
+    card.sim.configure(pageable_us=400)
     model, inputs = card.model(1.0), card.torch.ones(8, 16)
 
     def read_boxes(rows, number):
@@ -49,7 +49,7 @@ def reads_in_loop(service):
 def implicit_syncs(service):
     """A decision in Python reads one value after another off the device; some requests have many."""
     card = Card(service, "torch", "copies")
-    card.sim.configure(copy_us=1000, pageable_us=100)
+    card.sim.configure(pageable_us=400)
     model, inputs = card.model(1.0), card.torch.ones(8, 16)
 
     def decide(rows, number):
