@@ -40,15 +40,24 @@ def lock_holder_waits_for_io(service):
     ordinary(service, rules=Rules(service, fetch).apply)
 
 
-GRAPH = 90_000
-"""Nodes of a cache that a collection walks through; some 25 ms."""
+def grown_cache(pause_ms):
+    """A cache so large that a collection, which walks through it, takes so long on this machine."""
+    draw, keep, took_ms, number = random.Random(1), [], 0.0, 60_000
+    while took_ms < pause_ms and len(keep) < 1_000_000:
+        fresh = [[] for _ in range(number)]
+        keep += fresh
+        for node in fresh:
+            node.extend(keep[draw.randrange(len(keep))] for _ in range(3))  # neighbours far apart in memory, as a grown cache has them
+        begin = time.perf_counter()
+        gc.collect()
+        took_ms = 1e3 * (time.perf_counter() - begin)
+        number = max(10_000, int(len(keep) * min(1.0, pause_ms / took_ms - 1.0)))
+    return keep
 
 
 @plant("GC_PAUSE", where="generation 2")
 def gc_pauses(service):
-    draw, keep = random.Random(1), [[] for _ in range(GRAPH)]
-    for node in keep:
-        node.extend(keep[draw.randrange(len(keep))] for _ in range(3))  # neighbours far apart in memory, as a grown cache has them
+    keep = grown_cache(25.0)
     service.neighbours.append(("cache", now_and_then(lambda _: gc.collect(), 0.09, 0.14)))
     service.cleanup.append(keep.clear)
     service.rate, service.objective_ms = 110.0, 27.0
@@ -166,18 +175,25 @@ def throttled(service):
 
 @plant("THREAD_OVERSUB", needs=no_torch, hot="pools that want more CPUs than there are burn those that there are")
 def omp_oversubscription(service):
-    """Every request's operators spread over eight threads, on fewer CPUs, several requests at a time."""
+    """Every request's operators spread over eight threads, on fewer CPUs, several requests at a time; 20 ms of CPU a request on any machine."""
     import torch
 
     torch.set_num_threads(8)
-    service.objective_ms = 22.0
     left, right = torch.randn(448, 448), torch.randn(448, 448)
 
-    def forward(_):
+    def milliseconds():
+        begin = time.process_time()
         for _ in range(6):
             torch.mm(left, right)
+        return 1e3 * (time.process_time() - begin) / 6
 
-    service.rate_at = lambda since: 64.0 if int(since * 10) % 2 == 0 else 8.0
+    number = max(1, round(20.0 / min(milliseconds() for _ in range(6))))
+
+    def forward(_):
+        for _ in range(number):
+            torch.mm(left, right)
+
+    service.rate = 50.0
     ordinary(service, forward=forward)
     for _ in range(3):
         torch.mm(left, right)
