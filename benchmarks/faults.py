@@ -8,7 +8,9 @@ service's own CPU time and run-queue delay stand beside its row. `--quick` runs 
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
+from pathlib import Path
 
 from _harness import ROOT, arguments, finish, row
 
@@ -24,6 +26,7 @@ def load():
 def extend(parser):
     parser.add_argument("--seeds", type=int, default=1, help="runs of each service (1)")
     parser.add_argument("--only", nargs="*", help="names of services")
+    parser.add_argument("--others", type=Path, metavar="FILE", help="count the runs of the other services from FILE, which --json wrote")
 
 
 def said(rows, key):
@@ -44,6 +47,8 @@ def main():
             except RuntimeError as error:
                 failed.append(str(error))
                 print(error, file=sys.stderr)
+    if options.others:
+        judged = [each for each in json.loads(options.others.read_text())["services"] if each["name"] not in names] + judged
     ran = [each for each in judged if "skipped" not in each]
     planted, healthy = [each for each in ran if each["truth"]], [each for each in ran if not each["truth"]]
     pairs = [each for each in planted if len(each["truth"]) > 1]

@@ -23,7 +23,7 @@ def no_sim():
     return None if any(shutil.which(name) for name in ("g++", "clang++", "c++")) else "no C++ compiler for the simulated accelerator"
 
 
-def rare(arrival, share=0.09):
+def rare(arrival, share=0.1):
     return arrival.draw.random() < share
 
 
@@ -179,17 +179,17 @@ def slowed_clocks(service):
 
     def heat(stop, draw):
         while not stop.wait(draw.uniform(0.35, 0.45)):
-            factor[0], state["clock"], state["reasons"] = 6.0, 345, 0x20
+            factor[0], state["clock"], state["reasons"] = 5.0, 390, 0x20
             if stop.wait(0.4):
                 return
             factor[0], state["clock"], state["reasons"] = 1.0, 1980, 0
 
     def forward(arrival):
-        card.sim.kernel(factor[0] * (5.0 if arrival.draw.random() < 0.36 else 1.0), "ampere_fp16_s16816gemm")
+        card.sim.kernel(factor[0] * (5.0 if arrival.draw.random() < 0.4 else 1.0), "ampere_fp16_s16816gemm")
         card.torch.accelerator.synchronize()
 
     service.neighbours.append(("heat", heat))
-    service.rate = 45.0
+    service.rate = 48.0
     card.traced, card.look_s = False, 0.06
     ordinary(service, forward=forward)
 
@@ -221,7 +221,7 @@ def allocator_retries(service):
                 return
 
     def forward(arrival):
-        if time.monotonic() < full[0] and arrival.draw.random() < 0.3:
+        if time.monotonic() < full[0] and arrival.draw.random() < 0.37:
             counts["retries"] += 1
             card.sim.kernel(28.0, "cudaFree")
         card.sim.kernel(2.0, "ampere_fp16_s16816gemm")
@@ -282,7 +282,7 @@ def late_rank(service):
             if not started:  # a profile records the thread that begins it
                 started.append(True)
                 profile.start()
-            begin[1] = 1.0 if rare(arrival, 0.22) else 0.0
+            begin[1] = 1.0 if rare(arrival, 0.25) else 0.0
             dist.broadcast(begin, 0)
             work(1.0)
             dist.all_reduce(total)

@@ -193,7 +193,7 @@ def omp_oversubscription(service):
         for _ in range(number):
             torch.mm(left, right)
 
-    service.rate = 50.0
+    service.rate = 54.0
     ordinary(service, forward=forward)
     for _ in range(3):
         torch.mm(left, right)
@@ -208,7 +208,8 @@ def interpreter_burners(service):
         for _ in range(10):  # each native call gives the interpreter up and has to get it back
             work(0.03)
 
-    ordinary(service, preprocess=prepare)
+    service.rate = 110.0
+    ordinary(service, preprocess=prepare, forward=lambda _: time.sleep(0.001))
 
 
 @plant("IO_IN_REQUEST", where="rules")
@@ -219,7 +220,7 @@ def logging_in_request(service):
 
     fcntl.fcntl(theirs, 1031, 4096)  # F_SETPIPE_SZ: a small one
     reader = subprocess.Popen(
-        [sys.executable, "-c", "import os, sys, random, time\nwhile os.read(0, 4096):\n if random.random() < 0.18: time.sleep(0.075)"],
+        [sys.executable, "-c", "import os, sys, random, time\nwhile os.read(0, 4096):\n if random.random() < 0.13: time.sleep(0.065)"],
         stdin=ours,
     )  # fmt: skip
     service.cleanup += [lambda: os.close(theirs), reader.kill]
@@ -227,10 +228,12 @@ def logging_in_request(service):
     logger.propagate = False
     logger.addHandler(logging.StreamHandler(os.fdopen(os.dup(theirs), "w")))
     logger.setLevel(logging.INFO)
+    service.rate = 90.0
     ordinary(service, rules=lambda _: logger.info("decision %s", "x" * 1900))
 
 
 @plant("TELEMETRY_OVERHEAD", where="OtelPeriodicExportingMetricReader")
 def telemetry(service):
     service.neighbours.append(("OtelPeriodicExportingMetricReader", now_and_then(lambda draw: spin(draw.uniform(38, 46)), 0.1, 0.16)))
-    ordinary(service, preprocess=lambda _: [work(0.03) for _ in range(10)])
+    service.rate = 110.0
+    ordinary(service, preprocess=lambda _: [work(0.03) for _ in range(10)], forward=lambda _: time.sleep(0.001))

@@ -39,7 +39,7 @@ def small_copies(service):
 @plant("MODEL_SLOW", where="forward")
 def slow_model(service):
     """Some inputs, not larger than others, take the model long."""
-    service.rate = 60.0
+    service.rate = 66.0
     ordinary(service, forward=lambda arrival: work(42.0 if arrival.draw.random() < 0.09 else 1.0))
 
 
@@ -54,7 +54,7 @@ def more_traffic(service):
 
 @plant("INPUT_SIZE", where="forward")
 def large_inputs(service):
-    service.rate = 60.0
+    service.rate = 66.0
     service.size = lambda draw: draw.uniform(30, 45) if draw.random() < 0.09 else draw.uniform(0.5, 2.0)
     ordinary(service, forward=lambda arrival: work(1.1 * arrival.size))
 
@@ -93,9 +93,9 @@ def eager_padding(service):
     torch.set_num_threads(1)
     very = 60_000
     for _ in range(3):  # time grows faster than length, because long rows are fresh memory
-        very = int(min(400_000, very * min(2.0, 42 / min(milliseconds(very) for _ in range(3)))))
+        very = int(min(400_000, very * min(2.0, 26 / min(milliseconds(very) for _ in range(3)))))
     service.rate = 55.0
-    ordinary(service, preprocess=lambda arrival: pad_rows(very if arrival.draw.random() < 0.10 else 300))
+    ordinary(service, preprocess=lambda arrival: pad_rows(very if arrival.draw.random() < 0.12 else 300))
 
 
 @plant("DYNAMIC_SHAPES", where="forward", needs=no_torch, few="four compilations a second would be most of a CPU")
@@ -136,7 +136,7 @@ def recompiled_shapes(service):
 def batch_timeout(service):
     """Now and then traffic is too thin to fill a batch, and requests wait for its timer."""
     service.workers, service.objective_ms = 16, 36.0
-    service.rate_at = lambda since: 18.0 if int(since * 4) % 2 == 0 else 150.0
+    service.rate_at = lambda since: 18.0 if int(since * 6) % 3 < 2 else 150.0
     batcher = Batcher(service, 2, 42.0, lambda _: None)
     ordinary(service, forward=batcher.wait)
 
@@ -144,8 +144,8 @@ def batch_timeout(service):
 @plant("BATCH_CAPACITY", where="queue:batch")
 def batch_capacity(service):
     """Bursts come faster than batches are served."""
-    service.workers, service.objective_ms = 32, 55.0
-    service.rate_at = lambda since: 600.0 if int(since * 25) % 5 == 0 else 70.0
+    service.workers, service.objective_ms = 32, 31.0
+    service.rate_at = lambda since: 700.0 if int(since * 40) % 5 == 0 else 50.0
     batcher = Batcher(service, 4, 5.0, lambda number: time.sleep(0.004 * number))
     ordinary(service, forward=batcher.wait)
 
