@@ -50,8 +50,9 @@ _SHORT_NS: Final = 1_000_000
 _LOGGING: Final[dict[tuple[str, str], Any]] = dict.fromkeys((("Handler.acquire", "__init__.py"), ("_acquireLock", "__init__.py")))
 """Where the standard library's logging waits for a lock, as `_within` names functions."""
 _MEET_NS: Final = 100_000_000
-"""How often threads that began are looked for, and how long a wait for the interpreter that was seen speaks for what is not."""
+"""How often threads that Python did not start are looked for, and how long a wait for the interpreter that was seen speaks for what is not."""
 _FEW: Final = 3
+_NOTHING: Final = ThreadTimes(0, 0, 0)
 _HOLD_NS: Final = 150_000
 """How long threads are read without a pause; what is concluded from it takes half as long again. A look at 16 busy threads is 0.7 ms."""
 _FORCED_NS: Final = 3_000_000
@@ -126,6 +127,7 @@ class Sampler:
         self._runtime = runtime_range() or (0, 0)
         self._read = Reader()
         self._threads: dict[int, _Thread] = {}
+        self._python: set[int | None] = set()
         self._gone: list[Held] = []
         self._rows = self.samples = self.dropped = 0
         self._resting = False
@@ -205,9 +207,10 @@ class Sampler:
             self._wake(moment)
         self._spans[-1][1] = moment
         late = self._lateness(moment)
-        if moment - self._met_ns >= _MEET_NS:
+        fresh = self._born()
+        if fresh or moment - self._met_ns >= _MEET_NS:
             self._met_ns = moment
-            self._meet()
+            self._meet(fresh)
         self.samples += 1
         before, self.last_ns = self.last_ns, moment
         left = list(self._threads.items())
@@ -333,7 +336,12 @@ class Sampler:
             self.dropped += 1
         held.times, held.last_ns, held.state = times, end, state
 
-    def _meet(self) -> None:
+    def _born(self) -> set[int | None]:
+        """Python threads that began since the last sample: a pool that is started for 50 ms at a time would else be gone before it is met."""
+        before, self._python = self._python, {thread.native_id for thread in threading.enumerate()}
+        return self._python - before if self.last_ns else set()
+
+    def _meet(self, fresh: set[int | None]) -> None:
         python, pause = {thread.native_id: thread for thread in threading.enumerate()}, Pace()
         for thread in self._schedstat.threads():
             known = self._threads.get(thread)
@@ -348,7 +356,8 @@ class Sampler:
                 continue
             with suppress(OSError):
                 file = os.open(f"/proc/self/task/{thread}/syscall", os.O_RDONLY | os.O_CLOEXEC)
-                held = self._threads[thread] = _Thread(file, times, now_ns())
+                born = thread in fresh  # all that it did, it did since the last sample
+                held = self._threads[thread] = _Thread(file, _NOTHING if born else times, self.last_ns if born else now_ns())
                 held.meet(python.get(thread))
                 held.state = self._look(held)
 

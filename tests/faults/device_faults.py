@@ -221,7 +221,7 @@ def allocator_retries(service):
                 return
 
     def forward(arrival):
-        if time.monotonic() < full[0] and arrival.draw.random() < 0.37:
+        if time.monotonic() < full[0] and arrival.draw.random() < 0.42:
             counts["retries"] += 1
             card.sim.kernel(28.0, "cudaFree")
         card.sim.kernel(2.0, "ampere_fp16_s16816gemm")

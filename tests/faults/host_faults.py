@@ -21,7 +21,8 @@ BURNS = "the pool that is planted burns the CPU that requests lack"
 
 @plant("LOCK_CONTENTION", where="work (")
 def slow_lock(service):
-    ordinary(service, rules=Rules(service, lambda draw: work(draw.uniform(38, 48))).apply)
+    service.rate = 90.0
+    ordinary(service, forward=lambda _: time.sleep(0.001), rules=Rules(service, lambda draw: work(draw.uniform(38, 48))).apply)
 
 
 @plant("LOCK_CONTENTION", "LOCK_HOLDER_SLOW")
@@ -97,7 +98,7 @@ def pool(service, what, name):
         for thread in threads:
             thread.join()
 
-    service.neighbours.append((what, now_and_then(run, 0.1, 0.16)))
+    service.neighbours.append((what, now_and_then(run, 0.09, 0.15)))
     service.rate, service.objective_ms = 40.0, 25.0
     ordinary(service, forward=lambda _: work(5.0))
 
@@ -202,7 +203,7 @@ def omp_oversubscription(service):
 @plant("GIL_CONTENTION", where="report-encoder")
 def interpreter_burners(service):
     for name in ("report-encoder-1", "report-encoder-2"):
-        service.neighbours.append((name, now_and_then(lambda draw: spin(draw.uniform(36, 44)), 0.2, 0.3)))
+        service.neighbours.append((name, now_and_then(lambda draw: spin(draw.uniform(34, 42)), 0.18, 0.27)))
 
     def prepare(_):
         for _ in range(10):  # each native call gives the interpreter up and has to get it back
@@ -220,7 +221,7 @@ def logging_in_request(service):
 
     fcntl.fcntl(theirs, 1031, 4096)  # F_SETPIPE_SZ: a small one
     reader = subprocess.Popen(
-        [sys.executable, "-c", "import os, sys, random, time\nwhile os.read(0, 4096):\n if random.random() < 0.13: time.sleep(0.065)"],
+        [sys.executable, "-c", "import os, sys, random, time\nwhile os.read(0, 4096):\n if random.random() < 0.14: time.sleep(0.065)"],
         stdin=ours,
     )  # fmt: skip
     service.cleanup += [lambda: os.close(theirs), reader.kill]
@@ -234,6 +235,6 @@ def logging_in_request(service):
 
 @plant("TELEMETRY_OVERHEAD", where="OtelPeriodicExportingMetricReader")
 def telemetry(service):
-    service.neighbours.append(("OtelPeriodicExportingMetricReader", now_and_then(lambda draw: spin(draw.uniform(38, 46)), 0.1, 0.16)))
+    service.neighbours.append(("OtelPeriodicExportingMetricReader", now_and_then(lambda draw: spin(draw.uniform(38, 46)), 0.09, 0.15)))
     service.rate = 110.0
     ordinary(service, preprocess=lambda _: [work(0.03) for _ in range(10)], forward=lambda _: time.sleep(0.001))

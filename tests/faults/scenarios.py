@@ -153,6 +153,7 @@ def main(name, seconds=SECONDS, seed=1):
     if missing is not None:
         return {"skipped": missing}
     raised = harness.raise_priority()
+    harness.calibrate()
     service = Service(seconds=float(seconds), seed=int(seed))
     scenario.build(service)
     gc.collect()
