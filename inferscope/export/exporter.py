@@ -2,7 +2,7 @@
 
 `offer`, `retain` and `event` only put things down and may be called from any thread; `run_once`, `flush` and `shutdown` do the work in
 whichever thread calls them, one at a time. Evidence on disk comes first, then log events, metrics and at last traces; each delivery is
-bounded, and so is the whole run. With no endpoint nothing is sent and no connection is opened.
+bounded, and so are all of a run together. With no endpoint nothing is sent and no connection is opened.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from inferscope import semconv
 from inferscope.export.otlp import jsonlines, profiles
 from inferscope.export.otlp.metrics import DeltaTracker, ExportBatch, SeriesBuilder, encode
 from inferscope.export.otlp.series import CUMULATIVE, DELTA, Slices, Total
-from inferscope.export.otlp.target import TIMEOUT_S, delta_preferred, resolve
-from inferscope.export.otlp.transport import Outcome, Sender
+from inferscope.export.otlp.target import TIMEOUT_S, delta_preferred
+from inferscope.export.otlp.transport import Outcome, Sender, senders
 from inferscope.export.ring import Ring
 from inferscope.export.samples import Samples
 from inferscope.export.store import Store
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from inferscope.device.harvest import DeviceSpan
     from inferscope.export.otlp.logs import Event
     from inferscope.export.otlp.series import Exemplar, Scalar, Series
-    from inferscope.export.otlp.target import Target
     from inferscope.types import Column, RequestRecord
 
 __all__ = ["EVENT_LIMIT", "Exporter"]
@@ -80,22 +79,11 @@ class Exporter:
         self._settings = (scale, series_limit, objectives)
         self._delta = delta_preferred(environ)
         self._resource: Mapping[str, Scalar] = resource or {}
-        self._lock = threading.Lock()
-        self._files = threading.Lock()
-        self._senders: dict[str, Sender] = {}
+        self._lock, self._files, self._forking = threading.Lock(), threading.Lock(), False
+        signals = ("logs", "traces", "metrics", *(("profiles",) if profiles.wanted(environ) else ()))
+        self._senders = senders(signals, endpoint=endpoint, protocol=protocol, headers=headers, environ=environ)
         self._untaken: dict[str, str] = {}
-        for signal in ("logs", "traces", "metrics", *(("profiles",) if profiles.wanted(environ) else ())):
-            with guard("export"):
-                target = resolve(signal, endpoint=endpoint, protocol=protocol, headers=headers, environ=environ)
-                if target is not None:
-                    self._add_sender(target)
         self._reset(directory)
-
-    def _add_sender(self, target: Target) -> None:
-        try:
-            self._senders[target.signal] = Sender(target)
-        except ImportError as error:
-            log_once(f"otlp-{target.protocol}", f"OTLP over {target.protocol} needs {error.name}, which is not installed; nothing is sent")
 
     def _reset(self, directory: Path | None) -> None:
         scale, limit, objectives = self._settings
@@ -195,7 +183,7 @@ class Exporter:
     def _run(self, deadline: float, *, force: bool, deliveries_s: float = 0.0) -> bool:
         """One run until `deadline`; its deliveries have `deliveries_s` whatever the building took, which rests while busy threads compute."""
         batch, self._batch = self._batch, None
-        slices = Slices()
+        slices = Slices(pause=self._rest)
         series: tuple[Series, ...] = ()
         traces: list[bytes] = []
         if batch is not None:
@@ -246,7 +234,7 @@ class Exporter:
             windows = self._kept_tracker.delta(series, slices)
             self._kept_tracker.acknowledge(series, slices)
             slices.rest()
-            self._store.add(windows, events)
+            self._store.add(windows, events, slices)
             self._rings["metrics"].append(jsonlines.metrics_pieces(series, self._resource, CUMULATIVE, slices))
         elif events:
             self._store.add((), events)
@@ -363,9 +351,20 @@ class Exporter:
             sender.close()
         return delivered
 
+    def _rest(self, seconds: float) -> None:
+        if not self._forking:
+            time.sleep(seconds)
+
     def pause(self, timeout_s: float) -> bool:
-        """Keep other threads from the files until `resume`: a fork while SQLite holds its own locks would leave them held in the child."""
-        return self._files.acquire(timeout=timeout_s)
+        """Keep other threads from the files until `resume`: a fork while SQLite holds its own locks would leave them held in the child.
+
+        A run that has the files hurries meanwhile: between computing threads each of its rests takes as long as all their turns.
+        """
+        self._forking = True
+        try:
+            return self._files.acquire(timeout=timeout_s)
+        finally:
+            self._forking = False
 
     def resume(self) -> None:
         """After a `pause` that returned True."""

@@ -93,16 +93,16 @@ class Store:
         self.problem: str | None = None
         """Why the index is in memory."""
 
-    def add(self, windows: Iterable[Series], events: Iterable[Event] = ()) -> None:
+    def add(self, windows: Iterable[Series], events: Iterable[Event] = (), slices: Slices | None = None) -> None:
         """Insert one tick's windows (differences, see `DeltaTracker`) and events in one transaction; never raises for the disk's reasons."""
         if self._pid != os.getpid():
             return
-        windows, events = list(windows), list(events)
+        windows, events, slices = list(windows), list(events), slices or Slices()
         for _ in range(2):
             try:
                 connection = self._open()
                 with connection:
-                    self._insert(connection, windows, events)
+                    self._insert(connection, windows, events, slices)
                 self._maintain(connection, max((item.now_unix_ns for item in windows), default=0))
             except (sqlite3.Error, OSError) as error:
                 if "locked" in str(error):
@@ -112,8 +112,7 @@ class Store:
                 return
         self.lost += len(windows) + len(events)
 
-    def _insert(self, connection: sqlite3.Connection, windows: list[Series], events: list[Event]) -> None:
-        slices = Slices()
+    def _insert(self, connection: sqlite3.Connection, windows: list[Series], events: list[Event], slices: Slices) -> None:
         for item in windows:  # one by one: executemany would hold the interpreter for all of them
             connection.execute("INSERT INTO windows VALUES(?,?,?,?,?,?,?,?,?,?,0)", (self._series(connection, item), *_row(item)))
             slices.step()

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from harness import now_and_then, spin, work
-from planted import forked, ordinary, plant
+from planted import OneIn, forked, ordinary, plant
 from simulated import UUID, Card, driver
 
 
@@ -23,8 +23,11 @@ def no_sim():
     return None if any(shutil.which(name) for name in ("g++", "clang++", "c++")) else "no C++ compiler for the simulated accelerator"
 
 
-def rare(arrival, share=0.1):
-    return arrival.draw.random() < share
+RARE = {}
+
+
+def rare(arrival, many=10):
+    return RARE.setdefault(many, OneIn(many))(arrival.draw)
 
 
 @plant("D2H_IN_LOOP", where="read_boxes (", needs=no_sim)
@@ -221,9 +224,9 @@ def allocator_retries(service):
                 return
 
     def forward(arrival):
-        if time.monotonic() < full[0] and arrival.draw.random() < 0.42:
+        if time.monotonic() < full[0] and rare(arrival, 3):
             counts["retries"] += 1
-            card.sim.kernel(28.0, "cudaFree")
+            card.sim.kernel(24.0, "cudaFree")
         card.sim.kernel(2.0, "ampere_fp16_s16816gemm")
         card.torch.accelerator.synchronize()
 
@@ -282,7 +285,7 @@ def late_rank(service):
             if not started:  # a profile records the thread that begins it
                 started.append(True)
                 profile.start()
-            begin[1] = 1.0 if rare(arrival, 0.25) else 0.0
+            begin[1] = 1.0 if rare(arrival, 4) else 0.0
             dist.broadcast(begin, 0)
             work(1.0)
             dist.all_reduce(total)

@@ -73,6 +73,21 @@ def ordinary(service, *, preprocess=None, forward=None, rules=None):
     service.handle = handle
 
 
+class OneIn:
+    """Says yes to one of each `many` in a row, at a place that is drawn: as many slow requests whatever the seed."""
+
+    def __init__(self, many):
+        self.many, self.seen, self.chosen, self.lock = many, 0, 0, threading.Lock()
+
+    def __call__(self, draw):
+        with self.lock:
+            position = self.seen % self.many
+            if position == 0:
+                self.chosen = draw.randrange(self.many)
+            self.seen += 1
+            return position == self.chosen
+
+
 class Lane:
     """A copy engine that serves one transfer after another."""
 

@@ -8,7 +8,7 @@ import time
 
 from harness import now_and_then, work
 from host_faults import gc_pauses
-from planted import Batcher, Lane, Rules, no_torch, ordinary, plant
+from planted import Batcher, Lane, OneIn, Rules, no_torch, ordinary, plant
 
 from inferscope.clock import now_ns
 from inferscope.integration import record_copy
@@ -27,8 +27,10 @@ def pageable_copies(service):
 def small_copies(service):
     """Every request copies feature by feature; those with many features take long."""
 
+    large = OneIn(10)
+
     def prepare(arrival):
-        for _ in range(60 if arrival.draw.random() < 0.10 else 10):
+        for _ in range(60 if large(arrival.draw) else 10):
             begin = now_ns()
             time.sleep(0.0008)
             record_copy("h2d", 2048, begin, now_ns(), sync=True, pageable=False, site="features (serve.py:12)")
@@ -39,23 +41,23 @@ def small_copies(service):
 @plant("MODEL_SLOW", where="forward")
 def slow_model(service):
     """Some inputs, not larger than others, take the model long."""
-    service.rate = 66.0
-    ordinary(service, forward=lambda arrival: work(42.0 if arrival.draw.random() < 0.09 else 1.0))
+    service.rate, hard = 66.0, OneIn(11)
+    ordinary(service, forward=lambda arrival: work(38.0 if hard(arrival.draw) else 1.0))
 
 
 @plant("SATURATION", few=JOINED)
 def more_traffic(service):
     """60 % more requests after a third of the time; two workers serve 100 of 20 ms a second, of which the device takes most."""
     service.workers, service.objective_ms = 2, 60.0
-    service.seconds *= 1.2
+    service.seconds *= 1.6
     service.rate_at = lambda since: 64.0 if since < service.seconds / 3 else 64.0 * 1.6
     ordinary(service, forward=lambda _: time.sleep(0.0185))
 
 
 @plant("INPUT_SIZE", where="forward")
 def large_inputs(service):
-    service.rate = 66.0
-    service.size = lambda draw: draw.uniform(30, 45) if draw.random() < 0.09 else draw.uniform(0.5, 2.0)
+    service.rate, large = 62.0, OneIn(11)
+    service.size = lambda draw: draw.uniform(27, 40) if large(draw) else draw.uniform(0.5, 2.0)
     ordinary(service, forward=lambda arrival: work(1.1 * arrival.size))
 
 
@@ -94,8 +96,8 @@ def eager_padding(service):
     very = 60_000
     for _ in range(3):  # time grows faster than length, because long rows are fresh memory
         very = int(min(400_000, very * min(2.0, 24 / min(milliseconds(very) for _ in range(3)))))
-    service.rate = 55.0
-    ordinary(service, preprocess=lambda arrival: pad_rows(very if arrival.draw.random() < 0.13 else 300))
+    service.rate, long = 55.0, OneIn(8)
+    ordinary(service, preprocess=lambda arrival: pad_rows(very if long(arrival.draw) else 300))
 
 
 @plant("DYNAMIC_SHAPES", where="forward", needs=no_torch, few="four compilations a second would be most of a CPU")
@@ -136,7 +138,7 @@ def recompiled_shapes(service):
 def batch_timeout(service):
     """Now and then traffic is too thin to fill a batch, and requests wait for its timer."""
     service.workers, service.objective_ms = 16, 36.0
-    service.rate_at = lambda since: 18.0 if int(since * 6) % 3 < 2 else 150.0
+    service.rate_at = lambda since: 18.0 if int(since * 8) % 4 < 3 else 150.0
     batcher = Batcher(service, 2, 42.0, lambda _: None)
     ordinary(service, forward=batcher.wait)
 
@@ -154,7 +156,8 @@ def batch_capacity(service):
 def head_of_line(service):
     """One worker; a large request now and then, and small ones behind it."""
     service.workers, service.objective_ms, service.rate = 1, 15.0, 75.0
-    service.size = lambda draw: draw.uniform(19, 24) if draw.random() < 0.09 else draw.uniform(0.8, 1.2)
+    large = OneIn(11)
+    service.size = lambda draw: draw.uniform(19, 24) if large(draw) else draw.uniform(0.8, 1.2)
     ordinary(service, forward=lambda arrival: time.sleep(0.002 * arrival.size))
 
 
@@ -173,10 +176,10 @@ def cold_start(service):
 @plant("RETRY_OR_ERROR", where="fetch")
 def errors_and_retries(service):
     """A backend refuses some calls; they are tried again after a pause, and some give up."""
-    recorder = service.recorder
+    recorder, refused = service.recorder, OneIn(10)
 
     def fetch(arrival):
-        bad = arrival.draw.random() < 0.1
+        bad = refused(arrival.draw)
         for attempt in range(3):
             with recorder.stage("fetch"):
                 time.sleep(0.018 if bad else 0.003)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -140,6 +141,34 @@ def test_an_interpreter_without_a_lock_says_so(monkeypatch):
     sampler = Sampler()
     assert "without an interpreter lock" in sampler.reason
     assert not sampler.arm()
+
+
+def test_threads_that_live_for_a_few_samples_are_seen():
+    """A pool that starts threads for 40 ms at a time: what it takes of the CPUs is seen, and by name."""
+    used = []
+
+    def compute():
+        begin = time.thread_time_ns()
+        while time.thread_time_ns() - begin < 40_000_000:
+            hashlib.pbkdf2_hmac("sha256", b"a", b"b", 1000)
+        used.append(time.thread_time_ns())
+
+    sampler = Sampler()
+    assert sampler.arm()
+    ends = time.monotonic() + 1.0
+    pool = []
+    while time.monotonic() < ends:
+        if not any(thread.is_alive() for thread in pool):
+            pool = [threading.Thread(target=compute, name=f"short-{number}") for number in range(2)]
+            for thread in pool:
+                thread.start()
+        sampler.sample()
+        time.sleep(0.01)
+    sampler.disarm()
+    for thread in pool:
+        thread.join()
+    rows = [rows for name, rows in sampler.rows().values() if (name or "").startswith("short-")]
+    assert sum(sum(each[1::4]) for each in rows) / 1e6 >= 0.5 * sum(used) / 1e9, (len(rows), len(used))
 
 
 def test_nothing_is_said_of_the_time_between_two_runs():

@@ -13,17 +13,17 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from inferscope.export.otlp.target import GRPC
+from inferscope.export.otlp.target import GRPC, resolve
 from inferscope.export.otlp.wire import Reply
-from inferscope.guard import logger
+from inferscope.guard import guard, log_once, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from inferscope.export.otlp.target import Target
     from inferscope.export.otlp.wire import Wire
 
-__all__ = ["Breaker", "Outcome", "Sender", "suppressed"]
+__all__ = ["Breaker", "Outcome", "Sender", "senders", "suppressed"]
 
 FAILURES: Final = 3
 """Failed exports in a row after which the breaker opens."""
@@ -183,6 +183,30 @@ class Sender:
         """A fresh sender for the child. The parent's connection is left alone: closing it here would say goodbye on a shared socket."""
         _LEFT_ALONE.append(self._wire)
         return Sender(self.target, clock=self._clock)
+
+
+def senders(
+    signals: Sequence[str],
+    *,
+    endpoint: str | None,
+    protocol: str | None,
+    headers: Mapping[str, str] | str | None,
+    environ: Mapping[str, str],
+) -> dict[str, Sender]:
+    """By signal, those that have a target; arguments as of `resolve`."""
+    found: dict[str, Sender] = {}
+    for signal in signals:
+        with guard("export"):
+            target = resolve(signal, endpoint=endpoint, protocol=protocol, headers=headers, environ=environ)
+            if target is None:
+                continue
+            try:
+                found[signal] = Sender(target)
+            except ImportError as error:
+                log_once(
+                    f"otlp-{target.protocol}", f"OTLP over {target.protocol} needs {error.name}, which is not installed; nothing is sent"
+                )
+    return found
 
 
 _LEFT_ALONE: Final[list[Wire]] = []
