@@ -52,7 +52,7 @@ class SettingsFile:
         self.note = "" if self._path is not None else "off"
         """What the latest change came to; empty while there was none."""
         self.reads = 0
-        """How often the file had changed and was read."""
+        """How often the file had changed, was read and taken over."""
 
     def _look(self) -> _Stat | None:
         if self._path is None:
@@ -84,10 +84,13 @@ class SettingsFile:
         if seen != before or seen == self._applied:
             return
         self._applied = seen
-        self.reads += 1
-        table = self._read()
+        self._take(self._read())
+        self.reads += 1  # last: who sees it finds everything in force
+
+    def _take(self, table: dict[str, Any] | None) -> None:
         if table is None or not self._readable(table):
-            self._audit("file", None, "denied", f"{self._path.name} cannot be read as settings; everything stays as it is")
+            name = self._path.name if self._path is not None else "the file"
+            self._audit("file", None, "denied", f"{name} cannot be read as settings; everything stays as it is")
             return
         table.pop("schema", None)
         known = {key: value for key, value in self._table.items() if key != "schema"}

@@ -188,11 +188,11 @@ def slowed_clocks(service):
             factor[0], state["clock"], state["reasons"] = 1.0, 1980, 0
 
     def forward(arrival):
-        card.sim.kernel(factor[0] * (5.0 if arrival.draw.random() < 0.4 else 1.0), "ampere_fp16_s16816gemm")
+        card.sim.kernel(factor[0] * (5.0 if rare(arrival, 2) else 1.0), "ampere_fp16_s16816gemm")
         card.torch.accelerator.synchronize()
 
     service.neighbours.append(("heat", heat))
-    service.rate = 48.0
+    service.rate = 40.0
     card.traced, card.look_s = False, 0.06
     ordinary(service, forward=forward)
 
