@@ -53,6 +53,8 @@ _MEET_NS: Final = 100_000_000
 """How often threads that Python did not start are looked for, and how long a wait for the interpreter that was seen speaks for what is not."""
 _FEW: Final = 3
 _NOTHING: Final = ThreadTimes(0, 0, 0)
+_ENDED: Final = 1024
+"""Threads that ended in a chapter, from which new ones are met every 100 ms only: a thread for each request would fill the evidence."""
 _HOLD_NS: Final = 150_000
 """How long threads are read without a pause; what is concluded from it takes half as long again. A look at 16 busy threads is 0.7 ms."""
 _FORCED_NS: Final = 3_000_000
@@ -339,7 +341,7 @@ class Sampler:
     def _born(self) -> set[int | None]:
         """Python threads that began since the last sample: a pool that is started for 50 ms at a time would else be gone before it is met."""
         before, self._python = self._python, {thread.native_id for thread in threading.enumerate()}
-        return self._python - before if self.last_ns else set()
+        return self._python - before if self.last_ns and len(self._gone) < _ENDED else set()
 
     def _meet(self, fresh: set[int | None]) -> None:
         python, pause = {thread.native_id: thread for thread in threading.enumerate()}, Pace()

@@ -171,6 +171,24 @@ def test_threads_that_live_for_a_few_samples_are_seen():
     assert sum(sum(each[1::4]) for each in rows) / 1e6 >= 0.5 * sum(used) / 1e9, (len(rows), len(used))
 
 
+def test_a_thread_for_each_request_does_not_fill_the_evidence(monkeypatch):
+    monkeypatch.setattr(gil, "_ENDED", 3)
+    sampler, begun = Sampler(), time.monotonic()
+    assert sampler.arm()
+    for _ in range(40):
+        stop = threading.Event()
+        thread = threading.Thread(target=stop.wait, name="request")
+        thread.start()
+        time.sleep(0.002)
+        sampler.sample()
+        stop.set()
+        thread.join()
+    sampler.disarm()
+    looks = (time.monotonic() - begun) / 0.1
+    # the first three and those alive when the limit is met, then one at a look every 100 ms
+    assert 3 <= sum(name == "request" for name, _ in sampler.rows().values()) <= 6 + looks
+
+
 def test_nothing_is_said_of_the_time_between_two_runs():
     stop = threading.Event()
     waiter = threading.Thread(target=stop.wait, name="waiter")
