@@ -96,13 +96,13 @@ def pool(service, what, name):
     one_cpu()
 
     def run(draw):
-        threads = [threading.Thread(target=work, args=(draw.uniform(13, 17),), name=f"{name}-{n}") for n in range(6)]
+        threads = [threading.Thread(target=work, args=(draw.uniform(11, 14),), name=f"{name}-{n}") for n in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    service.neighbours.append((what, now_and_then(run, 0.09, 0.15)))
+    service.neighbours.append((what, now_and_then(run, 0.07, 0.12)))
     service.rate, service.objective_ms = 40.0, 25.0
     ordinary(service, forward=lambda _: work(5.0))
 
@@ -180,7 +180,7 @@ def throttled(service):
 
 @plant("THREAD_OVERSUB", needs=no_torch, hot="pools that want more CPUs than there are burn those that there are")
 def omp_oversubscription(service):
-    """Every request's operators spread over eight threads, on fewer CPUs, several requests at a time; 20 ms of CPU a request on any machine."""
+    """Every request's operators spread over eight threads, on fewer CPUs, several requests at a time; 22 ms of CPU a request on any machine."""
     import torch
 
     torch.set_num_threads(8)
@@ -192,7 +192,7 @@ def omp_oversubscription(service):
             torch.mm(left, right)
         return 1e3 * (time.process_time() - begin) / 6
 
-    number = max(1, round(20.5 / min(milliseconds() for _ in range(6))))
+    number = max(1, round(22.0 / min(milliseconds() for _ in range(6))))
 
     def forward(_):
         for _ in range(number):
