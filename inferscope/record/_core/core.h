@@ -162,6 +162,7 @@ struct Request {
     signed char in_call; /* 0 with statement, 1 decorated function, -1 decorated function that may suspend */
     char overlapping, truncated, profiled, foreign_thread;
     char cpu_measured; /* for how many requests it stands; 0 when it is not measured */
+    char in_forward;   /* a module's forward runs on this request's thread; see stand_in.c */
     int64_t vector[COLUMN_LIMIT];
     Slot slots[SLOT_LIMIT];
 };

@@ -6,21 +6,8 @@
  */
 #include "wrapper.h"
 
-enum { FREE_FRAMES = 128 };
-static Frame *free_frames[FREE_FRAMES];
-static int free_frame_count = 0;
-
-/* Frames of running calls are not on the C stack: greenlets move that away while other code still walks the request's frame list. */
-static inline Frame *frame_new(void) {
-    return LIKELY(free_frame_count > 0) ? free_frames[--free_frame_count] : PyMem_RawMalloc(sizeof(Frame));
-}
-
-static inline void frame_free(Frame *f) {
-    if (LIKELY(free_frame_count < FREE_FRAMES))
-        free_frames[free_frame_count++] = f;
-    else
-        PyMem_RawFree(f);
-}
+Frame *free_frames[FREE_FRAMES];
+int free_frame_count = 0;
 
 /* --- calls --- */
 

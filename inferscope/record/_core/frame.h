@@ -31,19 +31,24 @@ typedef struct VarCache {
 #endif
 #endif
 
-/* The context's request, borrowed, when it is open, was entered by this thread, has room and calls no hook, and when all of that is known
- * without a call; else NULL. Little-endian, as Slot is: an open, unwanted request's `state` is 1 + 65536 * slot_count. */
-ALWAYS_INLINE Request *context_request(const Recorder *rec) {
+/* The context's request, borrowed, when it was entered by this thread and when that is known without a call; else NULL. */
+ALWAYS_INLINE Request *context_request_of_thread(const Recorder *rec) {
 #if CONTEXT_IS_CACHED
     const VarCache *cache = rec->cache;
     const PyThreadState *thread = THREAD_STATE();
     Request *r = (Request *)cache->value;
     uint64_t id = thread->id;
     if (LIKELY(r != NULL && cache->thread == id && cache->version == thread->context_ver && Py_IS_TYPE(r, TYPE(Request)) &&
-               r->thread_state == id && (r->state & 0xffff) == 1 && r->state < (uint32_t)SLOT_LIMIT << 16))
+               r->thread_state == id))
         return r;
 #endif
     return NULL;
+}
+
+/* The same when that request is open, has room and calls no hook. Little-endian, as Slot is: an open, unwanted request's `state` is 1 + 65536 * slot_count. */
+ALWAYS_INLINE Request *context_request(const Recorder *rec) {
+    Request *r = context_request_of_thread(rec);
+    return LIKELY(r != NULL && (r->state & 0xffff) == 1 && r->state < (uint32_t)SLOT_LIMIT << 16) ? r : NULL;
 }
 
 /* Hangs `f` on the open request `r` (whose reference the frame takes over). */

@@ -139,7 +139,7 @@ static void reset(Request *r) {
         r->profiled = 0;
     }
     r->used = 1;
-    r->wanted = r->overlapping = r->truncated = r->foreign_thread = r->has_cpu = 0;
+    r->wanted = r->overlapping = r->truncated = r->foreign_thread = r->has_cpu = r->in_forward = 0;
     r->slot_count = 0;
     r->nested_activity = 0;
     r->top = &r->root;

@@ -42,7 +42,24 @@ static inline PyObject *stage_name(const Decorated *d, PyObject *module) {
     return name != NULL ? name : extra(d, NAME);
 }
 
+/* Whether a forward that `request_forward` times runs around this call, on this thread. */
+static inline int request_says_inside(const Decorated *d) {
+    const Request *r = context_request_of_thread(d->rec), *current = NULL;
+    if (UNLIKELY(r == NULL)) {
+        r = current = request_current(d->rec);
+        if (r != NULL && r->thread_state != thread_state_id())
+            r = NULL;
+    }
+    int inside = 0;
+    for (const Request *q = r; q != NULL && !inside; q = q->outer)
+        inside = q->in_forward && q->thread_state == r->thread_state;
+    Py_XDECREF((PyObject *)current);
+    return inside;
+}
+
 static inline int is_inside(const Decorated *d) {
+    if (LIKELY(request_says_inside(d)))
+        return 1;
     PyObject *inside = NULL;
     if (UNLIKELY(PyContextVar_Get(extra(d, INSIDE), NULL, &inside) < 0))
         PyErr_Clear();
@@ -122,15 +139,36 @@ static int note_shape(const Decorated *d, Request *r, PyObject *first) {
     return told;
 }
 
-/* Of a forward that ended well. */
-static int note(const Decorated *d, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
-    Request *current = request_current(d->rec);
-    int told = current == NULL || !current->open ? 1 : n > 1 ? note_shape(d, current, args[1]) : 0;
-    Py_XDECREF(current);
+/* Of a forward that ended well in `current`, which may be NULL. */
+static int note(const Decorated *d, Request *current, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    int told = extra(d, NOTE) == Py_None || current == NULL || !current->open ? 1 : n > 1 ? note_shape(d, current, args[1]) : 0;
     return LIKELY(told != 0) ? told : tell(d, 0, Py_None, args, n, kwnames);
 }
 
-static PyObject *timed_forward(Decorated *d, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+/* In a request of this thread that needs no hook, the request notes that a forward runs: setting a context variable and setting it back
+ * would cost more than all the rest. */
+static PyObject *request_forward(Decorated *d, Request *r, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
+    Def *def = registry_stage(d->rec, stage_name(d, args[0]));
+    Frame *f = LIKELY(def != NULL) ? frame_new() : NULL;
+    if (UNLIKELY(f == NULL)) {
+        PyErr_Clear();
+        return PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    }
+    Py_INCREF((PyObject *)r);
+    r->in_forward = 1;
+    f->def = def;
+    frame_enter(d->rec, f, HOOK_WITH);
+    PyObject *result = PyObject_Vectorcall(d->func, args, nargsf, kwnames);
+    r->in_forward = 0;
+    frame_exit(d->rec, f, result == NULL, HOOK_WITH);
+    frame_free(f);
+    if (LIKELY(result != NULL) && UNLIKELY(note(d, r, args, PyVectorcall_NARGS(nargsf), kwnames) < 0))
+        Py_CLEAR(result);
+    Py_DECREF((PyObject *)r);
+    return result;
+}
+
+static PyObject *context_forward(Decorated *d, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     PyObject *span = recorder_stage((PyObject *)d->rec, stage_name(d, args[0]));
     PyObject *token = PyContextVar_Set(extra(d, INSIDE), Py_True);
     if (UNLIKELY(token == NULL))
@@ -150,10 +188,14 @@ static PyObject *timed_forward(Decorated *d, PyObject *const *args, size_t nargs
     Py_XDECREF(entered);
     Py_XDECREF(token);
     Py_DECREF(span);
-    if (UNLIKELY(result == NULL))
+    if (UNLIKELY(result == NULL)) {
         PyErr_Restore(type, value, traceback);
-    else if (extra(d, NOTE) != Py_None && UNLIKELY(note(d, args, PyVectorcall_NARGS(nargsf), kwnames) < 0))
+        return NULL;
+    }
+    Request *current = request_current(d->rec);
+    if (UNLIKELY(note(d, current, args, PyVectorcall_NARGS(nargsf), kwnames) < 0))
         Py_CLEAR(result);
+    Py_XDECREF((PyObject *)current);
     return result;
 }
 
@@ -163,7 +205,8 @@ static PyObject *call_forward(PyObject *self, PyObject *const *args, size_t narg
         return PyObject_Vectorcall(d->func, args, nargsf, kwnames);
     if (UNLIKELY(says(extra(d, TIMER), str_enabled)))
         return PyObject_Vectorcall(extra(d, SLOW), args, nargsf, kwnames);
-    return timed_forward(d, args, nargsf, kwnames);
+    Request *r = context_request(d->rec);
+    return LIKELY(r != NULL) ? request_forward(d, r, args, nargsf, kwnames) : context_forward(d, args, nargsf, kwnames);
 }
 
 static PyObject *call_move(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames) {

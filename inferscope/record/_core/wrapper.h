@@ -20,6 +20,22 @@ typedef struct {
 /* One that passes for `func` and, in dynamo's eyes, for `traced`; `extra` may be NULL. */
 PyObject *decorated_new(Recorder *rec, PyObject *func, PyObject *traced, PyObject *extra, vectorcallfunc call);
 
+/* Frames of running calls are not on the C stack: greenlets move that away while other code still walks the request's frame list. */
+enum { FREE_FRAMES = 128 };
+extern Frame *free_frames[FREE_FRAMES];
+extern int free_frame_count;
+
+static inline Frame *frame_new(void) {
+    return LIKELY(free_frame_count > 0) ? free_frames[--free_frame_count] : PyMem_RawMalloc(sizeof(Frame));
+}
+
+static inline void frame_free(Frame *f) {
+    if (LIKELY(free_frame_count < FREE_FRAMES))
+        free_frames[free_frame_count++] = f;
+    else
+        PyMem_RawFree(f);
+}
+
 enum { WRAPPED_NEW, WRAPPED_OPEN, WRAPPED_DONE };
 
 typedef struct {
