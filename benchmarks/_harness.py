@@ -7,6 +7,7 @@ import contextlib
 import gc
 import importlib.metadata
 import json
+import math
 import os
 import random
 import statistics
@@ -39,7 +40,9 @@ def arguments(description: str | None, extend: Callable[[argparse.ArgumentParser
 
 
 def row(name: str, value: float, unit: str, target: str, *, holds: bool = True, **more: Any) -> Row:
-    """One row; `holds` stays True for one that is only reported. `more` goes into the JSON, `note` of it into the table too."""
+    """One row; `holds` stays True for one that is only reported, a value that is not known is NaN. `more` goes into the JSON, `note` of it into
+    the table too.
+    """
     return {"name": name, "value": round(float(value), 4), "unit": unit, "target": target, "holds": bool(holds), **more}
 
 
@@ -61,7 +64,17 @@ def table(rows: Sequence[Row]) -> None:
     reach = max((len(each["target"]) for each in rows), default=0)
     for each in rows:
         said = "      " if each["target"] == "reported" else "holds " if each["holds"] else "MISSED"
-        print(f"{said} {each['name']:{width}} {each['value']:>11.3f} {each['unit']:5} {each['target']:{reach}} {each.get('note', '')}")
+        value = f"{each['value']:.3f}" if math.isfinite(each["value"]) else "n/a"
+        print(f"{said} {each['name']:{width}} {value:>11} {each['unit']:5} {each['target']:{reach}} {each.get('note', '')}")
+
+
+def known(document: Any) -> Any:
+    """The same with null for numbers that are not known: JSON has no NaN."""
+    if isinstance(document, dict):
+        return {key: known(value) for key, value in document.items()}
+    if isinstance(document, (list, tuple)):
+        return [known(value) for value in document]
+    return None if isinstance(document, float) and not math.isfinite(document) else document
 
 
 def finish(rows: Sequence[Row], target: Path | None, *, distributions: Sequence[str] = (), **more: Any) -> int:
@@ -69,7 +82,8 @@ def finish(rows: Sequence[Row], target: Path | None, *, distributions: Sequence[
     table(rows)
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps({"machine": machine(*distributions), "rows": list(rows), **more}, indent=1) + "\n", encoding="utf-8")
+        document = known({"machine": machine(*distributions), "rows": list(rows), **more})
+        target.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return 0 if all(each["holds"] for each in rows) else 1
 
 

@@ -6,7 +6,8 @@ work. A ratio is taken within a round. Several processes do this one after the o
 two clock reads by up to a fifth: the value is the median over all rounds, `low` and `high` are the lowest and the highest process.
 
 Rows that are `reported` say what no recorder could go below: the same `with` around an object of the core that does nothing, and two
-readings of the clock in C.
+readings of the clock in C; for the twin a context manager in Python around two clock readings, and the same that also does what a stage must:
+find its request and thread, keep its position, count, and give its time to the vector, with nothing that makes it safe or correct besides.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ TARGETS = [
     ("floor: an empty context manager in C and two clock readings", "monotonic floor", None),
     ("floor: an empty context manager in C and two TSC readings", "tsc floor", None),
     ("floor: an empty context manager in Python, made anew, around two clock readings", "python floor", None),
+    ("floor: the same, and what a stage must do in a request", "python least", None),
     ("@stage, pure-Python twin", "twin decorated", None),
 ]
 
@@ -136,6 +138,57 @@ def empty(name):
     return made
 
 
+_SHIFT = tuple(max(bits - 8, 0) for bits in range(40))
+
+
+class Least:
+    """What a stage in Python must do, and nothing else: no failure, hook, error, second entry, late or overlapping span is looked for."""
+
+    __slots__ = ("column", "end_ns", "flags", "parent", "request", "stage", "start_ns")
+    aux = 0
+
+    def __enter__(self):
+        self.request = request = current()
+        self.parent = request.top
+        self.flags = 0 if get_ident() == request.ident else 1
+        spans = request.spans
+        if len(spans) < 64:
+            spans.append(self)
+        request.top = self
+        self.start_ns = clock()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.end_ns = end = clock()
+        duration = end - self.start_ns
+        stage = self.stage
+        shift = _SHIFT[duration.bit_length()]
+        stage.counts[(shift << 7) + (duration >> shift)] += 1
+        stage.series.sum_ns += duration
+        request = self.request
+        request.top = parent = self.parent
+        vector = request.vector
+        vector[self.column] += duration
+        vector[parent.column] -= duration
+
+
+clock, get_ident = time.perf_counter_ns, threading.get_ident
+
+
+def least(made):
+    """Makes such stages for requests of a twin."""
+    global current
+    current, stages = made.context.get, {"stage": made.registry.define_stage("stage")}
+
+    def stage(name):
+        one = Least()
+        one.stage = definition = stages[name]
+        one.column = definition.column
+        return one
+
+    return stage
+
+
 def bare():
     pass
 
@@ -158,6 +211,8 @@ def cases():
             yield Clock(f"{name} floor", made, disabled)
         yield Case(f"{name} nothing", "pass", request=made.request)
         yield Case(f"{name} stage", "with use('stage'): pass", made.stage, f"{name} nothing", made.request)
+        if name == "twin":
+            yield Case("python least", "with use('stage'): pass", least(made), f"{name} nothing", made.request)
         yield Case(f"{name} calls", "use()", bare, request=made.request)
         yield Case(f"{name} decorated", "use()", made.stage("decorated")(bare), f"{name} calls", made.request)
     yield Case("awaits", "await use()", bare_async, request=native.request, coroutine=True)

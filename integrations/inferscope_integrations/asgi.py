@@ -26,10 +26,39 @@ _FULL: Final = 2
 """Value of `starlette.routing.Match.FULL`."""
 
 
+_FIXED_LIMIT: Final = 512
+_fixed: dict[tuple[int, str, str, str], tuple[int, Any, str]] = {}
+"""Of paths without parameters: which route of which list serves them, and its name; to ask all routes before it costs as much as a request."""
+
+
 def _route_name(app: Any, scope: MutableMapping[str, Any]) -> str:
     """The template of the route that will serve `scope`; one name for all that match none, so that scanners make no series."""
-    template = _template(app.router.routes, scope)
-    return _UNMATCHED if template is None else template.strip("/") or "root"
+    routes = app.router.routes
+    key = (id(routes), scope["path"], scope["method"], scope.get("root_path", ""))
+    known = _fixed.get(key)
+    if known is not None and known[0] < len(routes) and routes[known[0]] is known[1]:
+        return known[2]
+    template = _template(routes, scope)
+    name = _UNMATCHED if template is None else template.strip("/") or "root"
+    _fixed.pop(key, None)
+    if template is not None and "{" not in template and scope["path"].endswith(template) and len(_fixed) < _FIXED_LIMIT:
+        index = _fixed_by(routes, scope)
+        if index is not None:
+            _fixed[key] = index, routes[index], name
+    return name
+
+
+def _fixed_by(routes: Any, scope: MutableMapping[str, Any]) -> int | None:
+    """Where the route stands that serves this path whatever else the request holds; None when that depends on more than path and method."""
+    from starlette.routing import Route
+
+    for index, route in enumerate(routes):
+        kind: Any = type(route)
+        if not isinstance(route, Route) or (kind.matches is not Route.matches and not kind.__module__.startswith("fastapi.")):
+            return None
+        if route.matches(scope)[0].value == _FULL:
+            return None if route.param_convertors else index
+    return None
 
 
 def _template(routes: Iterable[Any], scope: MutableMapping[str, Any]) -> str | None:
@@ -43,7 +72,7 @@ def _template(routes: Iterable[Any], scope: MutableMapping[str, Any]) -> str | N
             return found if found is not None else _template(route.effective_low_priority_routes(), scope)
         inner = _template(getattr(route, "routes", None) or (), {**scope, **child})  # of a mounted application
         if inner is not None:
-            return f"{route.path}{inner}"
+            return f"{getattr(route, 'path', '')}{inner}"  # what a host's name chooses has no path
         plain = getattr(route, "starlette_route", None) or route
         return getattr(plain, "path_format", None) or getattr(plain, "path", "") or ""
     return None

@@ -42,29 +42,32 @@ static inline PyObject *stage_name(const Decorated *d, PyObject *module) {
     return name != NULL ? name : extra(d, NAME);
 }
 
-/* Whether a forward that `request_forward` times runs around this call, on this thread. */
-static inline int request_says_inside(const Decorated *d) {
-    const Request *r = context_request_of_thread(d->rec), *current = NULL;
-    if (UNLIKELY(r == NULL)) {
-        r = current = request_current(d->rec);
-        if (r != NULL && r->thread_state != thread_state_id())
-            r = NULL;
-    }
-    int inside = 0;
-    for (const Request *q = r; q != NULL && !inside; q = q->outer)
-        inside = q->in_forward && q->thread_state == r->thread_state;
-    Py_XDECREF((PyObject *)current);
-    return inside;
+/* Whether `request_forward` times a forward around this call, in a request of this thread or in one around that. */
+static inline int request_says_inside(const Request *r) {
+    for (const Request *q = r; q != NULL; q = q->outer)
+        if (LIKELY(q->in_forward) && q->thread_state == r->thread_state)
+            return 1;
+    return 0;
 }
 
-static inline int is_inside(const Decorated *d) {
-    if (LIKELY(request_says_inside(d)))
-        return 1;
+static inline int context_says_inside(const Decorated *d) {
     PyObject *inside = NULL;
     if (UNLIKELY(PyContextVar_Get(extra(d, INSIDE), NULL, &inside) < 0))
         PyErr_Clear();
     Py_XDECREF(inside);
     return inside == Py_True;
+}
+
+static inline int is_inside(const Decorated *d) {
+    Request *r = context_request_of_thread(d->rec);
+    if (LIKELY(request_says_inside(r)) || context_says_inside(d))
+        return 1;
+    if (r != NULL || CONTEXT_IS_CACHED == 0)
+        return 0;
+    r = request_current(d->rec); /* the context changed meanwhile, say */
+    int inside = r != NULL && r->thread_state == thread_state_id() && request_says_inside(r);
+    Py_XDECREF((PyObject *)r);
+    return inside;
 }
 
 /* note(began_ns, result, self, *args, **kwargs); what it raises is dropped unless it is an interrupt. */
