@@ -6,7 +6,7 @@ come after it. Its name is the route's template (`/score` gives `score`, `/items
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from inferscope.guard import guard
 from inferscope.integration import EXCLUDED_PATHS, Integration, record_first_byte, recorder
@@ -55,8 +55,8 @@ def _fixed_by(routes: Any, scope: MutableMapping[str, Any]) -> int | None:
     for index, route in enumerate(routes):
         if not isinstance(route, Route):
             return None
-        kind = cast("type[Route]", type(route))
-        if kind.matches is not Route.matches and not kind.__module__.startswith("fastapi."):
+        own: Any = route.matches
+        if getattr(own, "__func__", None) is not Route.matches and not own.__module__.startswith("fastapi."):
             return None
         if route.matches(scope)[0].value == _FULL:
             return None if route.param_convertors else index
