@@ -2,8 +2,9 @@
 
 Patched and unpatched calls take turns in slices, in CPU time of the thread; a difference is taken within a round and holds on the bound of
 its 95 % interval that is worse for us. The service runs twice, under `inferscope run` and with its stages written by hand, and is asked in
-turns; its figures are wall time of one connection. Where a process happens to lie in memory moves its median by 2 to 3 %, about as much as
-everything of ours costs, so that each pair of the full run has two new processes; `--quick` has two for all. Triton is the real server where it is unpacked (`make test-integrations` does that).
+turns; its figures are wall time of one connection. The ratio of two medians differs by 2 to 3 % from one pair of processes to the next, about
+as much as everything of ours costs, so that each pair of the full run has two new processes; `--quick` has two for all. Triton is the real
+server where it is unpacked (`make test-integrations` does that).
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _fixed_by(routes: Any, scope: MutableMapping[str, Any]) -> int | None:
         if not isinstance(route, Route):
             return None
         own: Any = route.matches
-        if getattr(own, "__func__", None) is not Route.matches and not own.__module__.startswith("fastapi."):
+        if getattr(own, "__func__", None) is not Route.matches and not str(getattr(own, "__module__", "")).startswith("fastapi."):
             return None
         if route.matches(scope)[0].value == _FULL:
             return None if route.param_convertors else index

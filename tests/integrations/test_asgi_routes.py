@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 pytest.importorskip("starlette")
@@ -62,6 +64,13 @@ def test_routes_that_look_at_more_than_the_path_are_asked_each_time():
     assert asgi._route_name(app, scope) == "{beta}"
     hosts = Starlette(routes=[Host("b", Router([Route("/{other}", answer)])), Route("/score", answer)])
     assert [name(hosts, "/score"), name(hosts, "/score", host=b"b")] == ["score", "{other}"]
+
+
+def test_a_route_whose_own_matching_was_replaced_is_asked_each_time():
+    app = Starlette(routes=[Route("/score", answer)])
+    app.router.routes[0].matches = functools.partial(Route.matches, app.router.routes[0])
+    assert name(app, "/score") == "score"
+    assert not asgi._fixed
 
 
 def test_no_more_are_kept_than_the_limit(monkeypatch):

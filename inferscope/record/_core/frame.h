@@ -45,7 +45,8 @@ ALWAYS_INLINE Request *context_request_of_thread(const Recorder *rec) {
     return NULL;
 }
 
-/* The same when that request is open, has room and calls no hook. Little-endian, as Slot is: an open, unwanted request's `state` is 1 + 65536 * slot_count. */
+/* The same when that request is open, has room and calls no hook. Little-endian, as Slot is: an open, unwanted request's `state` is
+ * 1 + 65536 * slot_count. */
 ALWAYS_INLINE Request *context_request(const Recorder *rec) {
     Request *r = context_request_of_thread(rec);
     return LIKELY(r != NULL && (r->state & 0xffff) == 1 && r->state < (uint32_t)SLOT_LIMIT << 16) ? r : NULL;
